@@ -1,0 +1,113 @@
+"""Ragged paged attention: its contract, and the choice of a backend by name.
+
+Owns: the signature every backend keeps and the door where arguments are validated. In: the queries
+of a step, one layer's KV array, the block table. Out: the attended values. Must not know: what a
+request is, how blocks were chosen, the layout of `kv_blocks` (each backend says its own through
+`kv_shape`).
+
+A step is rows; a row is the last `q_len` tokens of one sequence's context:
+
+      context_lens[r] = 11, q_len = 3           positions  0 1 2 3 4 5 6 7 8 9 10
+                                                           `---- computed ---' `-- this step
+      query i of the row sits at position context_lens[r] - q_len + i and sees all positions up to
+      its own. Prompt (q_len = context), chunk, decode (q_len = 1) and mixes are the same thing.
+"""
+
+from types import ModuleType
+
+import jax
+
+from kernels_pallas.paged_attention import reference, xla
+from kernels_pallas.paged_attention.validation import check_batch, validate
+
+__all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
+
+_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla}
+_PLANNED = ("pallas_tpu", "pallas_gpu")
+BACKENDS: tuple[str, ...] = tuple(_MODULES)
+
+
+def choose_backend(platform: str) -> str:
+    """The backend that `kernel=auto` stands for; the caller says what was chosen.
+
+    Args:
+        platform: JAX's name of it: cpu, gpu (or cuda, rocm), tpu.
+    Raises:
+        ValueError: an unknown platform.
+    """
+    if platform not in ("cpu", "gpu", "cuda", "rocm", "tpu"):
+        raise ValueError(f"platform must be cpu, gpu or tpu, got {platform=}")
+    return "xla"  # the only fast backend so far; the Pallas ones take their platforms over
+
+
+def backend_module(backend: str) -> ModuleType:
+    """The module behind a backend name: it exports `paged_attention`, `kv_shape`, `kv_dims`.
+
+    Raises:
+        NotImplementedError: a planned backend that does not exist yet.
+        ValueError: an unknown name.
+    """
+    if backend in _PLANNED:
+        raise NotImplementedError(
+            f"paged_attention {backend=} does not exist yet; use one of {BACKENDS}"
+        )
+    if backend not in _MODULES:
+        raise ValueError(f"paged_attention {backend=} is unknown; use one of {BACKENDS}")
+    return _MODULES[backend]
+
+
+def paged_attention(
+    q: jax.Array,
+    kv_blocks: jax.Array,
+    block_table: jax.Array,
+    context_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    num_rows: jax.Array | int,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    kv_scales: jax.Array | None = None,
+    backend: str,
+) -> jax.Array:
+    """Attention of each row's queries over the row's own context, found through its blocks.
+
+    `write_kv` of this step ran before, so the step's own keys and values are in the blocks.
+
+    Args:
+        q: [T, N, H] float32 or bfloat16, rotary applied. Row r owns tokens
+            cu_q_lens[r] : cu_q_lens[r + 1]. Query head n reads kv head n // (N / K).
+        kv_blocks: one layer's K and V, `kv_shape(P, S, K, H)` of the backend, dtype of q. Read
+            only. Block 0 is the null block; it and every slot outside the contexts may hold
+            anything, NaN included.
+        block_table: [R, M] int32. Position p of row r lies in block block_table[r, p // S] at
+            offset p % S. Entries past the context are padding (0).
+        context_lens: [R] int32, tokens with valid KV, this step's included, >= q_len. M may be far
+            larger than needed: the cost follows the contexts, not M.
+        cu_q_lens: [R + 1] int32, cumulated q_lens, starting at 0.
+        num_rows: how many of the R rows are real; int or int32 scalar. Rows past it are padding
+            (cu_q_lens repeats its last value, context 0, table 0).
+        scale: factor on the scores, usually H ** -0.5.
+        sliding_window: None, or w >= 1: a query at position p sees only positions > p - w.
+        kv_scales: scales of a quantised cache. No backend takes them yet.
+        backend: one of `BACKENDS`.
+    Returns:
+        [T, N, H] in q's dtype; zeros for padding tokens (t >= cu_q_lens[num_rows]). Softmax and
+        accumulation are float32.
+    Raises:
+        ValueError: shapes or dtypes disagree, or an unknown backend.
+        NotImplementedError: the backend cannot run this case.
+    Invariants:
+        A row's output depends on its own queries and context only: another row, the padding, the
+        permutation of blocks change at most the last bits, and a NaN in one row stays there.
+    Source: vLLM (SOSP'23) section 4.3, with the ragged batch of JAX's TPU ragged paged attention.
+    """
+    module = backend_module(backend)
+    validate(
+        q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
+        sliding_window=sliding_window, kv_dims=module.kv_dims,
+    )  # fmt: skip
+    out: jax.Array = module.paged_attention(
+        q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
+        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales,
+    )  # fmt: skip
+    return out

@@ -1,0 +1,37 @@
+"""How K and V of one layer lie in one array: the layout `[P, 2, K, S, H]`.
+
+Owns: that shape and how to read the counts back from it. `kv_blocks[b, 0]` is the K and
+`kv_blocks[b, 1]` the V of block b, heads outside slots, so that one kv head of one block is a
+contiguous `[S, H]` matrix and every dot of an attention kernel takes it as it lies. Shared by the
+reference and xla backends (and by write_kv). Must not know: rows, tables, contexts.
+"""
+
+from typing import NamedTuple
+
+
+class KvDims(NamedTuple):
+    """The counts of one layer's KV array."""
+
+    num_blocks: int
+    block_size: int
+    num_kv_heads: int
+    head_dim: int
+
+
+def kv_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int, head_dim: int
+) -> tuple[int, int, int, int, int]:
+    """Shape of one layer's KV array: `[P, 2, K, S, H]`."""
+    return (num_blocks, 2, num_kv_heads, block_size, head_dim)
+
+
+def kv_dims(shape: tuple[int, ...]) -> KvDims:
+    """The inverse of `kv_shape`.
+
+    Raises:
+        ValueError: the shape is not `[P, 2, K, S, H]`.
+    """
+    if len(shape) != 5 or shape[1] != 2:
+        raise ValueError(f"kv_blocks must have shape [P, 2, K, S, H], got {shape=}")
+    num_blocks, _, num_kv_heads, block_size, head_dim = shape
+    return KvDims(num_blocks, block_size, num_kv_heads, head_dim)

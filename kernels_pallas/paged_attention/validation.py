@@ -1,0 +1,208 @@
+"""The two validators of a paged_attention call: what shapes can tell, and what values can tell.
+
+`validate` looks at shapes and dtypes, so it runs while tracing and costs nothing per step.
+`check_batch` looks at values on the host (numpy), for tests and debugging: inside a compiled step a
+wrong block id is clamped silently. Errors print names and values. Must not know: any backend.
+"""
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpy.typing import NDArray
+
+from kernels_pallas.paged_attention.layout import KvDims
+
+SUPPORTED_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
+
+
+def _require(holds: bool, rule: str, **values: object) -> None:
+    if not holds:
+        raise ValueError(f"{rule}; got " + ", ".join(f"{k}={v}" for k, v in values.items()))
+
+
+def validate(
+    q: jax.Array,
+    kv_blocks: jax.Array,
+    block_table: jax.Array,
+    context_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    num_rows: jax.Array | int,
+    *,
+    scale: float,
+    sliding_window: int | None,
+    kv_dims: Callable[[tuple[int, ...]], KvDims],
+) -> None:
+    """Static checks of `paged_attention`'s arguments; `kv_dims` is the backend's.
+
+    Raises:
+        ValueError: with the rule broken and the shapes or dtypes that break it.
+    """
+    _require(q.ndim == 3, "q must be [T, N, H]", q=q.shape)
+    dims = kv_dims(kv_blocks.shape)
+    _, num_heads, head_dim = q.shape
+    _require(
+        head_dim == dims.head_dim, "q and kv_blocks must agree on H", q=q.shape, kv=kv_blocks.shape
+    )
+    _require(dims.num_blocks >= 1 and dims.block_size >= 1, "P and S must be >= 1", dims=dims)
+    _require(
+        dims.num_kv_heads >= 1 and num_heads % dims.num_kv_heads == 0,
+        "N must be a multiple of K",
+        num_heads=num_heads,
+        num_kv_heads=dims.num_kv_heads,
+    )
+    _require(
+        q.dtype in SUPPORTED_DTYPES and kv_blocks.dtype == q.dtype,
+        "q and kv_blocks must both be float32 or both bfloat16",
+        q=q.dtype,
+        kv_blocks=kv_blocks.dtype,
+    )
+    _require(block_table.ndim == 2, "block_table must be [R, M]", block_table=block_table.shape)
+    max_rows = block_table.shape[0]
+    _require(
+        max_rows >= 1 and block_table.shape[1] >= 1,
+        "R and M must be >= 1",
+        block_table=block_table.shape,
+    )
+    _require(
+        context_lens.shape == (max_rows,) and cu_q_lens.shape == (max_rows + 1,),
+        "context_lens must be [R] and cu_q_lens [R + 1] for block_table [R, M]",
+        block_table=block_table.shape,
+        context_lens=context_lens.shape,
+        cu_q_lens=cu_q_lens.shape,
+    )
+    for name, array in (
+        ("block_table", block_table),
+        ("context_lens", context_lens),
+        ("cu_q_lens", cu_q_lens),
+    ):
+        _require(array.dtype == jnp.int32, f"{name} must be int32", dtype=array.dtype)
+    _require(np.shape(num_rows) == (), "num_rows must be a scalar", num_rows=np.shape(num_rows))
+    if isinstance(num_rows, int):
+        _require(
+            0 <= num_rows <= max_rows, "num_rows must be in 0..R", num_rows=num_rows, R=max_rows
+        )
+    _require(
+        sliding_window is None or sliding_window >= 1,
+        "sliding_window must be None or >= 1",
+        sliding_window=sliding_window,
+    )
+    _require(bool(np.isfinite(scale)), "scale must be finite", scale=scale)
+
+
+def check_batch(
+    *,
+    block_table: NDArray[np.int32],
+    context_lens: NDArray[np.int32],
+    cu_q_lens: NDArray[np.int32],
+    num_rows: int,
+    num_tokens: int,
+    num_blocks: int,
+    block_size: int,
+    slots: NDArray[np.int32] | None = None,
+) -> None:
+    """Host-side checks of a batch's values, the ones a compiled step cannot make.
+
+    Args:
+        block_table: [R, M].
+        context_lens: [R].
+        cu_q_lens: [R + 1].
+        num_rows: real rows.
+        num_tokens: T, the padded tokens of the step.
+        num_blocks: P, the null block included.
+        block_size: S.
+        slots: [T] what `write_kv` gets, if the writes are to be checked too.
+    Raises:
+        ValueError: the first rule broken, with the row and its values.
+    """
+    max_rows, max_blocks = block_table.shape
+    _require(0 <= num_rows <= max_rows, "num_rows must be in 0..R", num_rows=num_rows, R=max_rows)
+    _require(
+        cu_q_lens[0] == 0 and bool(np.all(np.diff(cu_q_lens) >= 0)),
+        "cu_q_lens must start at 0 and never fall",
+        cu_q_lens=cu_q_lens.tolist(),
+    )
+    _require(
+        cu_q_lens[num_rows] <= num_tokens,
+        "the rows must fit the step's tokens",
+        last=int(cu_q_lens[num_rows]),
+        num_tokens=num_tokens,
+    )
+    for row in range(num_rows):
+        q_len = int(cu_q_lens[row + 1] - cu_q_lens[row])
+        context = int(context_lens[row])
+        _require(q_len >= 1, "a real row must have q_len >= 1", row=row, q_len=q_len)
+        _require(
+            context >= q_len, "context_len must be >= q_len", row=row, context=context, q_len=q_len
+        )
+        _require(
+            context <= max_blocks * block_size,
+            "block_table must cover the context",
+            row=row,
+            context=context,
+            blocks_per_row=max_blocks,
+            block_size=block_size,
+        )
+        used = block_table[row, : -(-context // block_size)]
+        _require(
+            bool(np.all((used >= 1) & (used < num_blocks))),
+            "block ids of a context must be in 1..P-1 (0 is the null block)",
+            row=row,
+            block_ids=used.tolist(),
+            num_blocks=num_blocks,
+        )
+        _require(
+            len(np.unique(used)) == len(used),
+            "a row must not use a block twice",
+            row=row,
+            block_ids=used.tolist(),
+        )
+    for row in range(num_rows, max_rows):
+        _require(
+            cu_q_lens[row + 1] == cu_q_lens[num_rows]
+            and context_lens[row] == 0
+            and not np.any(block_table[row]),
+            "a padding row must repeat cu_q_lens and hold context 0 and table 0",
+            row=row,
+            cu_q_len=int(cu_q_lens[row + 1]),
+            context=int(context_lens[row]),
+        )
+    if slots is not None:
+        _check_slots(slots, block_table, context_lens, cu_q_lens, num_rows, num_blocks, block_size)
+
+
+def _check_slots(
+    slots: NDArray[np.int32],
+    block_table: NDArray[np.int32],
+    context_lens: NDArray[np.int32],
+    cu_q_lens: NDArray[np.int32],
+    num_rows: int,
+    num_blocks: int,
+    block_size: int,
+) -> None:
+    """Every real token writes where its position will be read; padding is dropped."""
+    num_slots = num_blocks * block_size
+    num_real = int(cu_q_lens[num_rows])
+    for row in range(num_rows):
+        first, last = int(cu_q_lens[row]), int(cu_q_lens[row + 1])
+        positions = int(context_lens[row]) - (last - first) + np.arange(last - first)
+        expected = block_table[row, positions // block_size] * block_size + positions % block_size
+        _require(
+            np.array_equal(slots[first:last], expected),
+            "slots must be the ones the row's table reads back",
+            row=row,
+            slots=slots[first:last].tolist(),
+            expected=expected.tolist(),
+        )
+    _require(
+        len(np.unique(slots[:num_real])) == num_real,
+        "no two real tokens may write one slot",
+        slots=slots[:num_real].tolist(),
+    )
+    _require(
+        bool(np.all(slots[num_real:] >= num_slots)),
+        "padding tokens must write to a slot >= num_slots, which is dropped",
+        slots=slots[num_real:].tolist(),
+        num_slots=num_slots,
+    )

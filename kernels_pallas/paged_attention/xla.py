@@ -1,0 +1,287 @@
+"""Paged attention in plain XLA operations: the fast path on CPU, correct on any platform.
+
+Owns: two passes of the same online softmax, whose trip counts follow the real contexts.
+
+    single pass   rows with q_len == 1. Their contexts are cut into items (row, group of blocks),
+                  numbered through all rows; each iteration takes the next W items, whichever rows
+                  they belong to, so one long row costs what its tokens cost.
+    tile pass     rows with q_len > 1. Their queries are cut into items (row, tile of queries); each
+                  item walks its row's context, from the first block its window sees to the last
+                  one causality allows, with matrix products.
+
+Both item counts are traced: a batch without long rows runs zero iterations of the tile pass, so
+prompt, chunk, decode and mixed steps share one executable. No whole context is ever gathered.
+
+In and out: the contract in `paged_attention/__init__.py`. Must not know: how blocks were chosen.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from kernels_pallas.paged_attention.layout import KvDims, kv_dims, kv_shape
+
+__all__ = ["kv_dims", "kv_shape", "paged_attention"]
+
+# Sizes chosen by measurement on two CPU cores; see experiments/LOG.md.
+ITEM_TOKENS = 64  # single pass: context tokens of one item (one block where blocks are larger)
+ITEM_BYTES = 4 << 20  # single pass: K and V gathered at once, over all items of an iteration
+MAX_ITEMS = 32  # single pass: items of an iteration
+TILE_QUERIES = 64  # tile pass: queries of one item
+TILE_TOKENS = 128  # tile pass: context tokens per iteration
+
+MASKED = -1e30  # finite: exp(MASKED - MASKED) is 1, never NaN
+
+# A counter, then the online softmax: running maximum m, denominator, numerator acc.
+LoopState = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+
+
+class Batch(NamedTuple):
+    """The ragged arguments that both passes read."""
+
+    kv_blocks: jax.Array
+    block_table: jax.Array
+    context_lens: jax.Array
+    cu_q_lens: jax.Array
+    sliding_window: int | None
+
+    @property
+    def dims(self) -> KvDims:
+        return kv_dims(self.kv_blocks.shape)
+
+
+class Items(NamedTuple):
+    """A list of work items numbered through all rows: row r owns starts[r] : ends[r]."""
+
+    starts: jax.Array
+    ends: jax.Array
+
+    @property
+    def total(self) -> jax.Array:
+        return self.ends[-1]
+
+    def row_of(self, item: jax.Array) -> jax.Array:
+        """Row of each item; past the end, the last row."""
+        row = jnp.searchsorted(self.ends, item, side="right", method="compare_all")
+        return jnp.minimum(row, self.ends.shape[0] - 1).astype(jnp.int32)
+
+
+def paged_attention(
+    q: jax.Array,
+    kv_blocks: jax.Array,
+    block_table: jax.Array,
+    context_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    num_rows: jax.Array | int,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    kv_scales: jax.Array | None = None,
+) -> jax.Array:
+    """See `kernels_pallas.paged_attention.paged_attention`."""
+    if kv_scales is not None:
+        raise NotImplementedError("xla: a quantised KV cache (kv_scales) is not supported")
+    batch = Batch(kv_blocks, block_table, context_lens, cu_q_lens, sliding_window)
+    is_real = jnp.arange(context_lens.shape[0]) < num_rows
+    q_lens = jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0)
+    scaled = q.astype(jnp.float32) * scale
+    out = _single_pass(scaled, batch, q_lens == 1)
+    out = _tile_pass(scaled, batch, jnp.where(q_lens > 1, q_lens, 0), out)
+    return out.astype(q.dtype)
+
+
+def _items(counts: jax.Array) -> Items:
+    ends = jnp.cumsum(counts, dtype=jnp.int32)
+    return Items(ends - counts, ends)
+
+
+def _ceil_div(a: jax.Array, b: int) -> jax.Array:
+    return (a + (b - 1)) // b
+
+
+def _gather(kv_blocks: jax.Array, block_ids: jax.Array, which: int) -> jax.Array:
+    """K (which 0) or V (1) of blocks [W, B] -> [W, K, C, H] float32, C = B * S.
+
+    Heads move outside the tokens so that every dot is one [queries, H] x [H, C] per kv head.
+    """
+    # Ids were checked on the host; without the promise XLA adds wrap-around arithmetic per element.
+    blocks = kv_blocks.at[block_ids, which].get(mode="promise_in_bounds")  # [W, B, K, S, H]
+    num_items, _, num_kv_heads, _, head_dim = blocks.shape
+    runs = blocks.swapaxes(1, 2).reshape(num_items, num_kv_heads, -1, head_dim)
+    return runs.astype(jnp.float32)
+
+
+def _single_pass(q: jax.Array, batch: Batch, is_single: jax.Array) -> jax.Array:
+    """Rows with one query: scaled q [T, N, H] -> [T, N, H] float32, zeros for other tokens."""
+    max_rows, max_blocks = batch.block_table.shape
+    num_tokens, num_heads, head_dim = q.shape
+    _, block_size, num_kv_heads, _ = batch.dims
+    blocks_per_item = max(1, ITEM_TOKENS // block_size)
+    item_tokens = blocks_per_item * block_size
+    item_bytes = 2 * item_tokens * num_kv_heads * head_dim * 4
+    num_items = max(1, min(MAX_ITEMS, ITEM_BYTES // item_bytes))
+    grouped = (num_kv_heads, num_heads // num_kv_heads)
+
+    first_block = jnp.zeros_like(batch.context_lens)
+    if batch.sliding_window is not None:
+        first_block = jnp.maximum(batch.context_lens - batch.sliding_window, 0) // block_size
+    tokens = jnp.where(is_single, batch.context_lens - first_block * block_size, 0)
+    items = _items(_ceil_div(tokens, item_tokens))
+    row_q = q[jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)].reshape(
+        max_rows, *grouped, head_dim
+    )
+
+    def attend(item: jax.Array) -> tuple[jax.Array, ...]:
+        """Items [W] -> row, is_item [W] and softmax parts m, denom [W, K, G], o [W, K, G, H]."""
+        is_item = item < items.total
+        row = items.row_of(item)
+        block = first_block[row] + (item - items.starts[row]) * blocks_per_item
+        column = block[:, None] + jnp.arange(blocks_per_item)[None, :]
+        ids = batch.block_table[row[:, None], jnp.minimum(column, max_blocks - 1)]
+        ids = jnp.where(is_item[:, None], ids, 0)
+        position = block[:, None] * block_size + jnp.arange(item_tokens)[None, :]
+        context = batch.context_lens[row][:, None]
+        visible = (position < context) & is_item[:, None]
+        if batch.sliding_window is not None:
+            visible &= context - 1 - position < batch.sliding_window
+
+        k = _gather(batch.kv_blocks, ids, 0)
+        v = _gather(batch.kv_blocks, ids, 1)
+        # Materialised once: fused, every element of V would recompute it.
+        visible = lax.optimization_barrier(visible)
+        v = jnp.where(visible[:, None, :, None], v, 0.0)
+        scores = jnp.einsum("wkgh,wkch->wkgc", row_q[row], k)
+        scores = jnp.where(visible[:, None, None, :], scores, MASKED)
+        m = scores.max(-1)
+        p = jnp.exp(scores - m[..., None])
+        return row, is_item, m, p.sum(-1), jnp.einsum("wkgc,wkch->wkgh", p, v)
+
+    def step(state: LoopState) -> LoopState:
+        i, m, denom, acc = state
+        row, is_item, item_m, item_denom, item_o = attend(
+            i * num_items + jnp.arange(num_items, dtype=jnp.int32)
+        )
+        belongs = (row[None, :] == jnp.arange(max_rows)[:, None]) & is_item[None, :]  # [R, W]
+        new_m = jnp.maximum(m, jnp.where(belongs[:, :, None, None], item_m[None], MASKED).max(1))
+        weight = jnp.exp(item_m - new_m[row])
+        decay = jnp.exp(m - new_m)
+        denom = denom * decay + _sum_by_row(belongs, item_denom * weight)
+        acc = acc * decay[..., None] + _sum_by_row(belongs, item_o * weight[..., None])
+        return i + 1, new_m, denom, acc
+
+    state = (
+        jnp.int32(0),
+        jnp.full((max_rows, *grouped), MASKED, jnp.float32),
+        jnp.zeros((max_rows, *grouped), jnp.float32),
+        jnp.zeros((max_rows, *grouped, head_dim), jnp.float32),
+    )
+    trips = _ceil_div(items.total, num_items)
+    _, _, denom, acc = lax.while_loop(lambda state: state[0] < trips, step, state)
+    row_out = _normalise(acc, denom).reshape(max_rows, num_heads, head_dim)
+
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    row = Items(batch.cu_q_lens[:-1], batch.cu_q_lens[1:]).row_of(token)
+    is_out = is_single[row] & (token < batch.cu_q_lens[-1])
+    return jnp.where(is_out[:, None, None], row_out[row], 0.0)
+
+
+def _sum_by_row(belongs: jax.Array, x: jax.Array) -> jax.Array:
+    """Sum items into their rows: belongs [R, W], x [W, ...] -> [R, ...].
+
+    A matrix product is the fastest sum by row here, but 0 * NaN is NaN: one request whose values
+    overflowed would spoil every row. So non-finite items enter as 0, and only their own row is
+    made NaN afterwards.
+    """
+    flat = x.reshape(x.shape[0], -1)
+    is_finite = jnp.isfinite(flat).all(1)
+    flat = jnp.where(is_finite[:, None], flat, 0.0)
+    total = jnp.matmul(belongs.astype(jnp.float32), flat, precision="highest")
+    spoiled = (belongs & ~is_finite[None, :]).any(1)
+    total = jnp.where(spoiled[:, None], jnp.nan, total)
+    return total.reshape(belongs.shape[0], *x.shape[1:])
+
+
+def _normalise(acc: jax.Array, denom: jax.Array) -> jax.Array:
+    """acc / denom, zeros where there was no context; a NaN stays one."""
+    is_empty = denom == 0.0
+    return jnp.where(is_empty[..., None], 0.0, acc / jnp.where(is_empty, 1.0, denom)[..., None])
+
+
+def _tile_pass(q: jax.Array, batch: Batch, q_lens: jax.Array, out: jax.Array) -> jax.Array:
+    """Rows with several queries (q_lens 0 elsewhere): writes their tokens into `out` [T, N, H]."""
+    num_tokens, num_heads, head_dim = q.shape
+    num_kv_heads = batch.dims.num_kv_heads
+    tile = min(TILE_QUERIES, num_tokens)
+    items = _items(_ceil_div(q_lens, tile))
+
+    def step(item: jax.Array, out: jax.Array) -> jax.Array:
+        row = items.row_of(item)
+        first, end = batch.cu_q_lens[row], batch.cu_q_lens[row + 1]
+        first = first + (item - items.starts[row]) * tile
+        # The last tile of the array is moved back to fit: its first queries are then not its own.
+        start = jnp.minimum(first, num_tokens - tile)
+        token = start + jnp.arange(tile, dtype=jnp.int32)
+        is_own = (token >= first) & (token < end)
+        position = batch.context_lens[row] - end + token
+        tile_q = lax.dynamic_slice_in_dim(q, start, tile)  # [tile, N, H] -> [K, G * tile, H]
+        tile_q = tile_q.transpose(1, 0, 2).reshape(num_kv_heads, -1, head_dim)
+        tile_out = _attend_tile(tile_q, batch, row, position, is_own)
+        tile_out = tile_out.reshape(num_heads, tile, head_dim).transpose(1, 0, 2)
+        kept = lax.dynamic_slice_in_dim(out, start, tile)
+        merged = jnp.where(is_own[:, None, None], tile_out, kept)
+        return lax.dynamic_update_slice_in_dim(out, merged, start, 0)
+
+    return lax.fori_loop(0, items.total, step, out)
+
+
+def _attend_tile(
+    q: jax.Array, batch: Batch, row: jax.Array, position: jax.Array, is_own: jax.Array
+) -> jax.Array:
+    """One tile of one row: q [K, G * tile, H], position and is_own [tile] -> [K, G * tile, H]."""
+    max_blocks = batch.block_table.shape[1]
+    block_size = batch.dims.block_size
+    num_blocks = max(1, TILE_TOKENS // block_size)
+    num_context = num_blocks * block_size
+    num_kv_heads, num_queries, head_dim = q.shape
+    tile = position.shape[0]
+    group = num_queries // tile
+
+    # Positions seen by any query of the tile: from lowest to last.
+    last = jnp.max(jnp.where(is_own, position, 0))
+    lowest = jnp.zeros_like(last)
+    if batch.sliding_window is not None:
+        first_query = jnp.min(jnp.where(is_own, position, last))
+        lowest = jnp.maximum(first_query - batch.sliding_window + 1, 0)
+
+    def step(state: LoopState) -> LoopState:
+        block, m, denom, acc = state
+        column = jnp.minimum(block + jnp.arange(num_blocks, dtype=jnp.int32), max_blocks - 1)
+        ids = batch.block_table[row, column][None, :]
+        context = block * block_size + jnp.arange(num_context, dtype=jnp.int32)
+        visible = (context[None, :] <= position[:, None]) & is_own[:, None]
+        if batch.sliding_window is not None:
+            visible &= position[:, None] - context[None, :] < batch.sliding_window
+        is_seen = (context >= lowest) & (context <= last)
+        k = _gather(batch.kv_blocks, ids, 0)[0]
+        v = _gather(batch.kv_blocks, ids, 1)[0]
+        v = jnp.where(is_seen[None, :, None], v, 0.0)
+        scores = jnp.einsum("kqh,kch->kqc", q, k).reshape(num_kv_heads, group, tile, -1)
+        scores = jnp.where(visible[None, None], scores, MASKED)
+        scores = scores.reshape(num_kv_heads, num_queries, -1)
+        new_m = jnp.maximum(m, scores.max(-1))
+        p = jnp.exp(scores - new_m[..., None])
+        decay = jnp.exp(m - new_m)
+        denom = denom * decay + p.sum(-1)
+        acc = acc * decay[..., None] + jnp.einsum("kqc,kch->kqh", p, v)
+        return block + num_blocks, new_m, denom, acc
+
+    state = (
+        lowest // block_size,
+        jnp.full((num_kv_heads, num_queries), MASKED, jnp.float32),
+        jnp.zeros((num_kv_heads, num_queries), jnp.float32),
+        jnp.zeros((num_kv_heads, num_queries, head_dim), jnp.float32),
+    )
+    _, _, denom, acc = lax.while_loop(lambda state: state[0] * block_size <= last, step, state)
+    return _normalise(acc, denom)

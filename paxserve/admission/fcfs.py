@@ -1,0 +1,27 @@
+"""First come, first served.
+
+Source: Orca, OSDI'22, Algorithm 1; vLLM's default.
+"""
+
+from dataclasses import dataclass
+
+from paxserve.admission import Key
+from paxserve.events import Event
+from paxserve.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Fcfs:
+    """By arrival."""
+
+    stateless = True
+
+    def init(self) -> None:
+        """No state."""
+
+    def observe(self, state: None, event: Event) -> None:
+        """Nothing to learn."""
+
+    def key(self, state: None, request: Request) -> Key:
+        """See `Admission.key`."""
+        return (request.arrival_s,)

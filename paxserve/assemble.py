@@ -1,0 +1,175 @@
+"""Puts an engine together: model, sizes, policies, executor, clock.
+
+Owns: which part gets what. In: a loaded model, settings, policies. Out: an `Engine`. Must not know:
+Hydra, files, how the engine will be driven. jax is imported only when a real executor is built.
+"""
+
+from paxserve.clock import VirtualClock, WallClock
+from paxserve.device.buckets import Buckets
+from paxserve.engine import Engine
+from paxserve.executor.scripted import Scripted
+from paxserve.intake import Intake
+from paxserve.limits import Limits
+from paxserve.models.load import LoadedModel
+from paxserve.notices import Notices, Say
+from paxserve.policies import Policies
+from paxserve.settings import EngineSettings
+from paxserve.sizing import pool_size
+
+DEFAULT_BUDGET = 512
+
+
+def real_engine(
+    model: LoadedModel,
+    *,
+    settings: EngineSettings,
+    policies: Policies,
+    seed: int = 0,
+    say: Say,
+    notices: Notices | None = None,
+) -> Engine:
+    """An engine on JAX and the wall clock; not warmed up yet.
+
+    Args:
+        model: what to serve.
+        settings, policies: how.
+        seed: of requests that bring none.
+        say: receives two lines: the kernel that was chosen, and the size of the pool.
+        notices: status and warnings while it runs.
+
+    Raises:
+        ValueError: sizes that do not fit the model, the memory, or each other.
+        NotImplementedError: a kernel that does not exist yet.
+    """
+    from paxserve.device import memory
+    from paxserve.device.kv_blocks import bytes_per_block
+    from paxserve.executor.real import Real
+
+    max_model_len = _model_len(settings, model.config.max_position)
+    budget = _budget(settings, policies, max_model_len)
+    backend, platform = memory.choose_backend(settings.kernel)
+    size = pool_size(
+        platform=platform,
+        free_bytes=memory.free_bytes(),
+        step_bytes=memory.step_bytes(
+            model.config, num_tokens=budget, num_rows=settings.max_num_seqs
+        ),
+        bytes_per_block=bytes_per_block(
+            model.config,
+            block_size=settings.block_size,
+            backend=backend,
+            dtype=str(model.parameters["embed"].dtype),
+        ),
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        memory_utilization=settings.memory_utilization,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+    )
+    limits = _limits(settings, max_model_len, budget, num_device_blocks=size.num_blocks)
+    policies.check(limits)
+    say(f"kernel: {backend} on {platform}")
+    say(str(size) + _override_note(settings))
+    executor = Real(
+        config=model.config,
+        parameters=model.parameters,
+        limits=limits,
+        buckets=_buckets(settings, limits),
+        num_device_blocks=size.num_blocks,
+        backend=backend,
+        strict=settings.strict,
+    )
+    return Engine(
+        limits=limits,
+        policies=policies,
+        executor=executor,
+        clock=WallClock(),
+        intake=Intake(
+            limits=limits,
+            vocab_size=model.config.vocab_size,
+            eos_token_ids=model.config.eos_token_ids,
+            tokenizer=model.tokenizer,
+            seed=seed,
+        ),
+        tokenizer=model.tokenizer,
+        notices=notices,
+    )
+
+
+def scripted_engine(
+    *,
+    settings: EngineSettings,
+    policies: Policies,
+    vocab_size: int,
+    step_s: float,
+    seed: int = 0,
+    notices: Notices | None = None,
+) -> Engine:
+    """An engine without a model, on a virtual clock: every step takes `step_s`.
+
+    Raises:
+        ValueError: no pool size, or sizes that do not fit each other.
+    """
+    if settings.max_model_len is None or settings.num_blocks_override is None:
+        raise ValueError(
+            "the scripted executor has neither model nor memory to size itself by: set "
+            "limits.max_model_len and limits.num_blocks_override"
+        )
+    max_model_len = settings.max_model_len
+    budget = _budget(settings, policies, max_model_len)
+    limits = _limits(
+        settings, max_model_len, budget, num_device_blocks=settings.num_blocks_override
+    )
+    return Engine(
+        limits=limits,
+        policies=policies,
+        executor=Scripted(limits=limits, vocab_size=vocab_size, step_s=step_s),
+        clock=VirtualClock(),
+        intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
+        notices=notices,
+    )
+
+
+def _model_len(settings: EngineSettings, max_position: int) -> int:
+    if settings.max_model_len is not None and settings.max_model_len > max_position:
+        raise ValueError(
+            f"max_model_len={settings.max_model_len} is beyond the model's {max_position} positions"
+        )
+    return settings.max_model_len or max_position
+
+
+def _budget(settings: EngineSettings, policies: Policies, max_model_len: int) -> int:
+    if settings.max_num_batched_tokens is not None:
+        return settings.max_num_batched_tokens
+    least = max_model_len if policies.batching.whole_prompts else 1
+    return max(DEFAULT_BUDGET, settings.max_num_seqs, least)
+
+
+def _limits(
+    settings: EngineSettings, max_model_len: int, budget: int, *, num_device_blocks: int
+) -> Limits:
+    num_blocks = settings.num_blocks_override or num_device_blocks
+    if num_blocks > num_device_blocks:
+        raise ValueError(
+            f"num_blocks_override={num_blocks} is beyond the device's pool of {num_device_blocks} "
+            "blocks: give it more memory (memory_utilization, kv_cache_memory_bytes)"
+        )
+    return Limits(
+        max_num_seqs=settings.max_num_seqs,
+        max_num_batched_tokens=budget,
+        max_model_len=max_model_len,
+        block_size=settings.block_size,
+        num_blocks=num_blocks,
+    )
+
+
+def _buckets(settings: EngineSettings, limits: Limits) -> Buckets:
+    return Buckets.for_limits(
+        limits, row_buckets=settings.row_buckets, token_buckets=settings.token_buckets
+    )
+
+
+def _override_note(settings: EngineSettings) -> str:
+    if settings.num_blocks_override is None:
+        return ""
+    return f"; num_blocks_override: the host hands out {settings.num_blocks_override - 1} of them"

@@ -1,0 +1,35 @@
+"""Request-level batching: a batch is formed, runs until its last member ends, and dissolves.
+
+Source: the baseline of Orca (OSDI'22, section 2) and of vLLM (SOSP'23, section 6.1), as in
+FasterTransformer or a plain `generate` call: the earliest requests, as many as rows and memory
+allow. A finished member keeps its row and memory, dead, until the batch dissolves.
+Differs from those systems in that dead rows are not computed, only counted.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from paxserve.batching import Admit, Decodes, Grant, Proposal, Verdict, View, split
+
+
+@dataclass(frozen=True, slots=True)
+class Static:
+    """Form, prompts first, decode, dissolve."""
+
+    release = "with_batch"
+    whole_prompts = True
+
+    def propose(self, view: View) -> Generator[Proposal, Verdict, None]:
+        """See `Batching.propose`."""
+        if not view.running:
+            for request in view.waiting():
+                verdict = yield Admit(request, request.num_remaining_tokens)
+                if verdict.refused:
+                    break
+        decodes, prompts = split(view.running)
+        for request in prompts:
+            verdict = yield Grant(request, request.num_remaining_tokens)
+            if verdict.refused:
+                break
+        if not prompts:
+            yield Decodes(decodes)

@@ -1,0 +1,30 @@
+"""Continuous batching as it is taught: admit while memory permits, then one token for everyone.
+
+Source: iteration-level scheduling, Orca (OSDI'22, Algorithm 1), over PagedAttention's memory and
+preemption (SOSP'23, section 4.5). Newcomers enter with their whole prompt, beside the decodes.
+"""
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+from paxserve.batching import Decodes, Grant, Proposal, Verdict, View
+
+
+@dataclass(frozen=True, slots=True)
+class Textbook:
+    """Newcomers first, then every running request grows by one token.
+
+    One token of the budget is kept for each request that was already running.
+    """
+
+    release = "at_finish"
+    whole_prompts = True
+
+    def propose(self, view: View) -> Generator[Proposal, Verdict, None]:
+        """See `Batching.propose`."""
+        incumbents = view.running
+        for request in view.waiting():
+            verdict = yield Grant(request, request.num_remaining_tokens, num_kept=len(incumbents))
+            if verdict.refused:
+                break
+        yield Decodes(incumbents)

@@ -1,0 +1,97 @@
+"""From a name to a policy object.
+
+Owns: how a choice is found (by file name in its axis folder, or as `package.module:Class`) and how
+its settings are checked against its fields. In: axis, name, settings. Out: the policy. Must not
+know: Hydra, the engine.
+
+Names with a colon import code: they are taken from the command line or a user's own config, never
+from a run directory that is read back.
+"""
+
+import dataclasses
+import importlib
+import pkgutil
+from collections.abc import Mapping
+from types import ModuleType
+from typing import Any, cast
+
+from paxserve.policies import Policies
+
+POLICY_AXES = ("admission", "batching", "reservation", "placement", "victim", "preemption")
+
+
+def choices(axis: str) -> list[str]:
+    """Names that an axis offers: the files of its folder."""
+    package = importlib.import_module(f"paxserve.{axis}")
+    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+
+
+def policy_class(axis: str, name: str) -> type:
+    """The class behind a name.
+
+    Raises:
+        ValueError: the axis has no such choice, or the named class cannot be found.
+    """
+    if ":" in name:
+        return _imported_class(axis, name)
+    if name not in choices(axis):
+        raise ValueError(f"{axis}={name} is not known; choose one of {', '.join(choices(axis))}")
+    module = importlib.import_module(f"paxserve.{axis}.{name}")
+    (only,) = _public_classes(module)
+    return only
+
+
+def load(axis: str, name: str, settings: Mapping[str, Any] | None = None) -> Any:
+    """The policy, made with its settings.
+
+    Raises:
+        ValueError: unknown name, a setting that the policy does not have, or one it needs.
+    """
+    cls, given = policy_class(axis, name), dict(settings or {})
+    fields = {field.name: field for field in dataclasses.fields(cls)}
+    unknown = sorted(set(given) - set(fields))
+    if unknown:
+        raise ValueError(
+            f"{axis}={name} does not read {', '.join(unknown)}; it reads {sorted(fields) or 'nothing'}"
+        )
+    missing = [
+        field.name
+        for field in fields.values()
+        if field.default is dataclasses.MISSING
+        and field.default_factory is dataclasses.MISSING
+        and field.name not in given
+    ]
+    if missing:
+        raise ValueError(f"{axis}={name} needs {', '.join(missing)}: set {axis}.{missing[0]}=...")
+    return cls(**given)
+
+
+def load_policies(
+    names: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]] | None = None
+) -> Policies:
+    """One policy per axis of `POLICY_AXES`."""
+    given = settings or {}
+    made = {axis: load(axis, names[axis], given.get(axis)) for axis in POLICY_AXES}
+    return Policies(**cast(dict[str, Any], made))
+
+
+def _public_classes(module: ModuleType) -> list[type]:
+    return [
+        value
+        for name, value in vars(module).items()
+        if isinstance(value, type)
+        and value.__module__ == module.__name__
+        and not name.startswith("_")
+        and dataclasses.is_dataclass(value)
+    ]
+
+
+def _imported_class(axis: str, name: str) -> type:
+    module_name, _, class_name = name.partition(":")
+    try:
+        found = getattr(importlib.import_module(module_name), class_name)
+    except (ImportError, AttributeError) as error:
+        raise ValueError(f"{axis}={name} cannot be imported: {error}") from error
+    if not (isinstance(found, type) and dataclasses.is_dataclass(found)):
+        raise ValueError(f"{axis}={name} must be a dataclass, as the policies in paxserve/{axis}/")
+    return found

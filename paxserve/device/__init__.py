@@ -1,0 +1,1 @@
+"""Device code: what runs under jit, and the arrays it reads and writes."""

@@ -1,0 +1,70 @@
+"""One step on the device: a pure function from parameters, state and arrays to state and outputs.
+
+Owns: the function that is compiled, once per bucket and variant. In: `StepArrays` of one bucket.
+Out: the state (donated in, so KV stays where it is) and what was sampled. Must not know: which
+buckets exist, plans, requests.
+"""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from paxserve.arrays import StepArrays
+from paxserve.device.llama import Llama
+from paxserve.device.sampling import greedy, sample, top_logprobs
+from paxserve.pack import Variant
+from paxserve.sampling_params import MAX_LOGPROBS
+
+
+class DeviceState(NamedTuple):
+    """What stays on the device between steps: KV per layer, and each row's last sampled token."""
+
+    kv_blocks: tuple[Array, ...]
+    last_sampled: Int[Array, "max_num_seqs"]
+
+
+class Logprobs(NamedTuple):
+    """Of the sampled token, its rank (1 is best), and the best `MAX_LOGPROBS` ids."""
+
+    chosen: Float[Array, "R"]
+    rank: Int[Array, "R"]
+    top_ids: Int[Array, "R k"]
+    top: Float[Array, "R k"]
+
+
+class StepOutputs(NamedTuple):
+    """One token per row (-1: its logits are not finite); rows that do not sample hold noise."""
+
+    tokens: Int[Array, "R"]
+    logprobs: Logprobs | None
+
+
+type Forward = Callable[..., tuple[DeviceState, StepOutputs]]
+
+
+def make_forward(graph: nnx.GraphDef[Llama], *, backend: str) -> Forward:
+    """The step function `(parameters, state, arrays, variant) -> (state, outputs)`.
+
+    Donates: state.
+    """
+
+    def forward(
+        parameters: nnx.State, state: DeviceState, arrays: StepArrays, variant: Variant
+    ) -> tuple[DeviceState, StepOutputs]:
+        model = nnx.merge(graph, parameters)
+        fed_back = state.last_sampled[arrays.row_ids[arrays.token_rows]]
+        token_ids = jnp.where(arrays.token_ids < 0, fed_back, arrays.token_ids)
+        hidden, kv_blocks = model.hidden(token_ids, state.kv_blocks, arrays, backend=backend)
+        logits = model.logits(hidden[arrays.last_tokens])
+        tokens = greedy(logits) if arrays.sampling is None else sample(logits, arrays.sampling)
+        logprobs = None
+        if variant is Variant.LOGPROBS:
+            logprobs = Logprobs(*top_logprobs(logits, tokens, MAX_LOGPROBS))
+        last_sampled = state.last_sampled.at[arrays.sampled_row_ids].set(tokens, mode="drop")
+        return DeviceState(kv_blocks, last_sampled), StepOutputs(tokens, logprobs)
+
+    return jax.jit(forward, static_argnames="variant", donate_argnames="state")

@@ -1,0 +1,157 @@
+"""The pieces of a Llama layer: linear map, RMS norm, rotary embedding, MLP, attention.
+
+Owns: their arithmetic, as Flax NNX modules over arrays they are given. Normalisation, rotary
+phases and softmax are float32. In: activations [T, D]. Must not know: rows, blocks, sampling;
+attention hands those to the kernel.
+"""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import nnx
+from jaxtyping import Array, Float, Int
+
+from kernels_pallas.paged_attention import paged_attention
+from kernels_pallas.write_kv import write_kv
+from paxserve.arrays import StepArrays
+from paxserve.models.config import ModelConfig, RopeConfig
+
+type Parameters = dict[str, Array]
+
+
+class Linear(nnx.Module):
+    """x @ weight (+ bias)."""
+
+    def __init__(self, parameters: Parameters, name: str) -> None:
+        self.weight = nnx.Param(parameters[name])
+        bias = parameters.get(f"{name}_bias")
+        self.bias = None if bias is None else nnx.Param(bias)
+
+    def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
+        """Apply."""
+        y = x @ self.weight[...]
+        return y if self.bias is None else y + self.bias[...][None, :]
+
+
+class RmsNorm(nnx.Module):
+    """x / rms(x) * weight, in float32. Source: Zhang and Sennrich, NeurIPS'19."""
+
+    def __init__(self, weight: Array, epsilon: float) -> None:
+        self.weight = nnx.Param(weight)
+        self.epsilon = epsilon
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """Apply."""
+        wide = x.astype(jnp.float32)
+        mean_square = jnp.mean(wide * wide, axis=-1, keepdims=True)
+        return (wide * jax.lax.rsqrt(mean_square + self.epsilon)).astype(x.dtype) * (
+            self.weight[...][None, :]
+        )
+
+
+class Mlp(nnx.Module):
+    """SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer, 2020."""
+
+    def __init__(self, parameters: Parameters, prefix: str) -> None:
+        self.gate = Linear(parameters, f"{prefix}gate")
+        self.up = Linear(parameters, f"{prefix}up")
+        self.down = Linear(parameters, f"{prefix}down")
+
+    def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
+        """Apply."""
+        return self.down(jax.nn.silu(self.gate(x)) * self.up(x))
+
+
+class Attention(nnx.Module):
+    """Grouped-query attention over one layer's paged KV."""
+
+    def __init__(self, parameters: Parameters, prefix: str, config: ModelConfig, layer: int) -> None:
+        self.q = Linear(parameters, f"{prefix}q")
+        self.k = Linear(parameters, f"{prefix}k")
+        self.v = Linear(parameters, f"{prefix}v")
+        self.o = Linear(parameters, f"{prefix}o")
+        self.head_dim = config.head_dim
+        self.window = config.layer_windows[layer]
+
+    def __call__(
+        self,
+        x: Float[Array, "T D"],
+        kv_blocks: Array,
+        rotation: tuple[Float[Array, "T 1 h"], Float[Array, "T 1 h"]],
+        arrays: StepArrays,
+        backend: str,
+    ) -> tuple[Float[Array, "T D"], Array]:
+        """Write this step's K and V, then read the whole context; returns the new KV as well."""
+        num_tokens = x.shape[0]
+        q = rotate(self.q(x).reshape(num_tokens, -1, self.head_dim), *rotation)
+        k = rotate(self.k(x).reshape(num_tokens, -1, self.head_dim), *rotation)
+        v = self.v(x).reshape(num_tokens, -1, self.head_dim)
+        kv_blocks = write_kv(
+            kv_blocks,
+            k.astype(kv_blocks.dtype),
+            v.astype(kv_blocks.dtype),
+            arrays.slots,
+            backend=backend,
+        )
+        attended = paged_attention(
+            q,
+            kv_blocks,
+            arrays.block_table,
+            arrays.context_lens,
+            arrays.cu_q_lens,
+            arrays.num_rows,
+            scale=self.head_dim**-0.5,
+            sliding_window=self.window,
+            backend=backend,
+        )
+        return self.o(attended.reshape(num_tokens, -1)), kv_blocks
+
+
+def rotate(
+    x: Float[Array, "T N H"], cos: Float[Array, "T 1 h"], sin: Float[Array, "T 1 h"]
+) -> Float[Array, "T N H"]:
+    """Rotate the pairs (i, i + H/2) of each head. Source: RoFormer, in Llama's half-split order."""
+    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
+    rotated = [first * cos - second * sin, second * cos + first * sin]
+    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+
+
+def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, "h"]:
+    """Radians per position of each of the head_dim / 2 pairs, float64.
+
+    Source: RoFormer; for `llama3` the band-wise scaling published with Llama 3.1: wavelengths
+    longer than original / low_freq_factor are divided by `factor`, those shorter than
+    original / high_freq_factor are kept, those between are interpolated.
+    """
+    exponents = np.arange(0, head_dim, 2, dtype=np.float64) / head_dim
+    frequencies = rope.theta**-exponents
+    match rope.type:
+        case "default":
+            return frequencies
+        case "linear":
+            return frequencies / rope.factor
+        case "llama3":
+            wavelengths = 2 * math.pi / frequencies
+            low, high = rope.low_freq_factor, rope.high_freq_factor
+            kept = (rope.original_max_position / wavelengths - low) / (high - low)
+            kept = np.clip(kept, 0.0, 1.0)
+            return frequencies * (kept + (1 - kept) / rope.factor)
+    raise ValueError(f"unknown rope type {rope.type!r}")
+
+
+def rotation_table(
+    rope: RopeConfig, *, head_dim: int, num_positions: int
+) -> tuple[Float[np.ndarray, "X h"], Float[np.ndarray, "X h"]]:
+    """cos and sin of every phase, computed in float64 so that far positions keep their accuracy."""
+    phases = np.arange(num_positions)[:, None] * inverse_frequencies(rope, head_dim)[None, :]
+    return np.cos(phases).astype(np.float32), np.sin(phases).astype(np.float32)
+
+
+def gather_rotation(
+    table: tuple[Float[Array, "X h"], Float[Array, "X h"]], positions: Int[Array, "T"]
+) -> tuple[Float[Array, "T 1 h"], Float[Array, "T 1 h"]]:
+    """The rows of the table for this step's tokens, ready to broadcast over heads."""
+    cos, sin = table
+    return cos[positions][:, None, :], sin[positions][:, None, :]

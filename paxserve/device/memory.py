@@ -1,0 +1,42 @@
+"""What a device has left, and what a step needs beside weights and KV.
+
+Owns: the two estimates that size the pool. Must not know: how the pool is used.
+"""
+
+import os
+
+import jax
+
+from kernels_pallas.paged_attention import choose_backend as attention_backend
+from paxserve.models.config import ModelConfig
+
+
+def choose_backend(kernel: str) -> tuple[str, str]:
+    """The attention backend that a kernel setting stands for, and the platform it runs on."""
+    platform = jax.devices()[0].platform
+    return (attention_backend(platform) if kernel == "auto" else kernel), platform
+
+
+def free_bytes() -> int:
+    """Memory that the first device could still allocate; for a CPU, the host's available memory."""
+    device = jax.devices()[0]
+    stats = device.memory_stats() if device.platform != "cpu" else None
+    if stats is None:
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return int(stats["bytes_limit"] - stats["bytes_in_use"])
+
+
+def step_bytes(config: ModelConfig, *, num_tokens: int, num_rows: int) -> int:
+    """Upper bound of a step's temporary memory, beside weights, KV and inputs; float32.
+
+    Two residual streams and a norm [T, D], the q, k, v and attention outputs [T, (2N + 2K) H],
+    three MLP activations [T, F], the attention kernel's own working set, and four arrays of
+    logits size [R, V] for sampling. Tests hold the compiled executables to it.
+    """
+    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
+    per_token = 4 * config.hidden_size + 2 * heads + 3 * config.mlp_size
+    per_row = 4 * config.vocab_size
+    return 4 * (num_tokens * per_token + num_rows * per_row) + KERNEL_BYTES
+
+
+KERNEL_BYTES = 32 << 20  # gathered blocks and running sums of one layer's attention, with slack

@@ -1,0 +1,62 @@
+"""What happened, in order: the decision log.
+
+Owns: `Event`, its kinds, and the list of them with the step and time they are stamped with. A
+decode is not an event (step records count them); everything that changes who holds what is.
+Must not know: why.
+"""
+
+from collections.abc import Iterator
+from enum import StrEnum
+from typing import NamedTuple
+
+
+class Kind(StrEnum):
+    """What `num_tokens` of an event counts stands behind each kind."""
+
+    ARRIVED = "arrived"  # prompt tokens
+    REJECTED = "rejected"  # prompt tokens
+    ENTERED = "entered"  # known tokens: the prompt, or prompt and output when it resumes
+    CHUNK = "chunk"  # tokens computed in this step, where they are more than a decode's one
+    HELD_BACK = "held_back"  # tokens asked for; the head of the queue did not enter
+    PREEMPTED = "preempted"  # computed tokens given up
+    FINISHED = "finished"  # output tokens
+    RELEASED = "released"  # slots given back
+
+
+class Event(NamedTuple):
+    """One entry; `detail` is a reason, a method or an error text. `row` is -1 without a row."""
+
+    step_id: int
+    time_s: float
+    kind: Kind
+    request_id: str
+    num_tokens: int = 0
+    row: int = -1
+    detail: str = ""
+
+
+class EventLog:
+    """Events so far, oldest first. `step_id` and `now_s` stamp the next ones."""
+
+    def __init__(self) -> None:
+        self.step_id = 0
+        self.now_s = 0.0
+        self._events: list[Event] = []
+
+    def add(
+        self, kind: Kind, request_id: str, *, num_tokens: int = 0, row: int = -1, detail: str = ""
+    ) -> None:
+        """Something happened now."""
+        self._events.append(
+            Event(self.step_id, self.now_s, kind, request_id, num_tokens, row, detail)
+        )
+
+    def __iter__(self) -> Iterator[Event]:
+        return iter(self._events)
+
+    def __len__(self) -> int:
+        return len(self._events)
+
+    def since(self, start: int) -> list[Event]:
+        """Event number `start` and all later ones."""
+        return self._events[start:]

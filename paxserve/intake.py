@@ -1,0 +1,179 @@
+"""The door: what a user hands in becomes a `Request`, or an `InvalidRequest` that says why not.
+
+Owns: every check on prompts and on sampling values that need the model or the limits. In: a
+prompt, `SamplingParams`. Out: a request that the scheduler can serve without further checks.
+Must not know: queues, devices.
+"""
+
+import operator
+import zlib
+from collections.abc import Sequence
+from itertools import count
+from typing import TypedDict
+
+from paxserve.limits import Limits
+from paxserve.models.tokenizer import Tokenizer
+from paxserve.request import Request
+from paxserve.request import Sequence as TokenSequence
+from paxserve.sampling_params import MAX_SEED, MAX_SUPPRESSED_IDS, SamplingParams
+from paxserve.step import RowSampling
+
+
+class TokensPrompt(TypedDict):
+    """A prompt that is token ids already."""
+
+    prompt_token_ids: Sequence[int]
+
+
+type Prompt = str | TokensPrompt
+
+
+class InvalidRequest(ValueError):
+    """The request cannot be served; nothing else is affected."""
+
+
+class Intake:
+    """Makes requests.
+
+    Args:
+        limits: of the engine.
+        vocab_size: of the model's head; ids outside it would be clamped silently by jax.
+        eos_token_ids: the model's end tokens.
+        tokenizer: needed for text prompts and stop strings.
+        seed: of the engine; a request without its own seed gets one from this and its id.
+    """
+
+    def __init__(
+        self,
+        *,
+        limits: Limits,
+        vocab_size: int,
+        eos_token_ids: Sequence[int] = (),
+        tokenizer: Tokenizer | None = None,
+        seed: int = 0,
+    ) -> None:
+        self._limits = limits
+        self._vocab_size = vocab_size
+        self._eos_token_ids = tuple(eos_token_ids)
+        self._tokenizer = tokenizer
+        self._seed = seed
+        self._numbers = count()
+
+    def make(
+        self,
+        prompt: Prompt,
+        params: SamplingParams,
+        *,
+        arrival_s: float,
+        request_id: str | None = None,
+    ) -> Request:
+        """Check a prompt and its parameters.
+
+        Args:
+            prompt: text, or `{"prompt_token_ids": [...]}`.
+            params: checked in themselves already.
+            arrival_s: on the engine's clock.
+            request_id: default: a number.
+
+        Raises:
+            InvalidRequest: names the value and the limit it breaks.
+        """
+        token_ids = self._token_ids(prompt)
+        self._check_length(len(token_ids))
+        stop_ids = self._stop_ids(params)
+        number = next(self._numbers)
+        name = str(number) if request_id is None else request_id
+        length = self._limits.max_model_len
+        if params.max_tokens is not None:
+            length = min(length, len(token_ids) + params.max_tokens)
+        return Request(
+            request_id=name,
+            arrival_s=arrival_s,
+            arrival_seq=number,
+            prompt=prompt if isinstance(prompt, str) else None,
+            prompt_token_ids=token_ids,
+            params=params,
+            sampling=self._row_sampling(params, stop_ids, name),
+            max_known_tokens=length,
+            stop_ids=frozenset(stop_ids),
+            sequences=(
+                TokenSequence(
+                    sequence_id=number, token_ids=list(token_ids), num_known_tokens=len(token_ids)
+                ),
+            ),
+        )
+
+    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+        if isinstance(prompt, str):
+            if self._tokenizer is None:
+                raise InvalidRequest(
+                    "this model has no tokenizer: give {'prompt_token_ids': [...]} instead of text"
+                )
+            try:
+                token_ids: Sequence[object] = self._tokenizer.encode(prompt)
+            except ValueError as error:
+                raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
+        elif isinstance(prompt, dict) and set(prompt) == {"prompt_token_ids"}:
+            token_ids = prompt["prompt_token_ids"]
+        else:
+            raise InvalidRequest(
+                f"a prompt is a string or {{'prompt_token_ids': [...]}}, got {str(prompt)[:80]!r}"
+            )
+        return self._check_ids("prompt_token_ids", token_ids)
+
+    def _check_ids(self, name: str, token_ids: Sequence[object]) -> tuple[int, ...]:
+        try:
+            ids = tuple([operator.index(i) for i in token_ids])  # type: ignore[arg-type]
+        except TypeError:
+            raise InvalidRequest(f"{name} must be a list of integers") from None
+        if ids and not (0 <= min(ids) and max(ids) < self._vocab_size):
+            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
+            raise InvalidRequest(
+                f"{name} holds {wrong}, outside the model's vocabulary 0..{self._vocab_size - 1}"
+            )
+        return ids
+
+    def _check_length(self, num_tokens: int) -> None:
+        limits = self._limits
+        if num_tokens == 0:
+            raise InvalidRequest("the prompt is empty: it has no tokens")
+        if num_tokens >= limits.max_model_len:
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens, max_model_len={limits.max_model_len} leaves "
+                f"room for at most {limits.max_model_len - 1} and one output token"
+            )
+        if num_tokens > limits.num_usable_slots:
+            raise InvalidRequest(
+                f"the prompt has {num_tokens} tokens, the KV pool holds {limits.num_usable_slots} "
+                f"({limits.num_usable_blocks} blocks of {limits.block_size})"
+            )
+
+    def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
+        stop_ids = self._check_ids("stop_token_ids", params.stop_token_ids)
+        if not params.ignore_eos:
+            stop_ids = tuple(dict.fromkeys((*stop_ids, *self._eos_token_ids)))
+        if params.min_tokens and len(stop_ids) > MAX_SUPPRESSED_IDS:
+            raise InvalidRequest(
+                f"min_tokens={params.min_tokens} must suppress {len(stop_ids)} end tokens, "
+                f"at most {MAX_SUPPRESSED_IDS} are possible"
+            )
+        if params.stop_strings and self._tokenizer is None:
+            raise InvalidRequest("stop strings need a model with a tokenizer")
+        return stop_ids
+
+    def _row_sampling(
+        self, params: SamplingParams, stop_ids: tuple[int, ...], request_id: str
+    ) -> RowSampling:
+        seed = params.seed
+        if seed is None:
+            seed = zlib.crc32(f"{self._seed}/{request_id}".encode()) & MAX_SEED
+        return RowSampling(
+            temperature=float(params.temperature),
+            top_k=max(params.top_k, 0),
+            top_p=float(params.top_p),
+            min_p=float(params.min_p),
+            seed=seed,
+            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            min_tokens=params.min_tokens,
+            suppressed_ids=stop_ids if params.min_tokens else (),
+        )

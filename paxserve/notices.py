@@ -1,0 +1,75 @@
+"""What an operator is told while the engine runs: a status line, and two warnings.
+
+Owns: when to say what; the words go to a `say` function. In: step records, slot counts, events.
+Must not know: how to act on any of it.
+"""
+
+from collections.abc import Callable
+
+from paxserve.events import Event, EventLog, Kind
+from paxserve.ledger import SlotCounts
+from paxserve.records import StepRecord
+
+type Say = Callable[[str], None]
+
+STATUS_EVERY_S = 5.0
+FULL_SHARE = 0.9
+REMEDIES = (
+    "more KV memory (memory_utilization, kv_cache_memory_bytes), "
+    "or lower max_num_seqs or max_num_batched_tokens"
+)
+
+
+class Notices:
+    """Args:
+
+    status: receives the status line every `every_s` seconds of the engine's clock.
+    warn: receives warnings: once when KV use first passes 90 % with requests waiting, and at the
+    first preemption and each doubling of their number.
+    """
+
+    def __init__(self, *, status: Say, warn: Say, every_s: float = STATUS_EVERY_S) -> None:
+        self._status = status
+        self._warn = warn
+        self._every_s = every_s
+        self._next_status_s = every_s
+        self._num_tokens = 0
+        self._since_s = 0.0
+        self._num_events_seen = 0
+        self._num_preemptions = 0
+        self._warned_full = False
+
+    def after_step(self, record: StepRecord, slots: SlotCounts, events: EventLog) -> None:
+        """Look at one step."""
+        usable = sum(slots) - slots.null
+        block_share = 1 - (slots.free + slots.free_unfit) / usable
+        use = f"KV {block_share:.0%} in blocks, {slots.live / usable:.0%} live"
+        if block_share > FULL_SHARE and record.num_waiting and not self._warned_full:
+            self._warned_full = True
+            self._warn(
+                f"the KV cache is nearly full ({use}) with {record.num_waiting} requests waiting; "
+                f"preemptions may follow. Remedies: {REMEDIES}"
+            )
+        for event in events.since(self._num_events_seen):
+            if event.kind is Kind.PREEMPTED:
+                self._on_preemption(event, use)
+        self._num_events_seen = len(events)
+        self._num_tokens += record.num_tokens
+        end_s = record.start_s + record.duration_s
+        if end_s >= self._next_status_s:
+            rate = self._num_tokens / max(end_s - self._since_s, 1e-9)
+            self._status(
+                f"running {record.num_running}, waiting {record.num_waiting}, {use}, "
+                f"{rate:.0f} tokens/s"
+            )
+            self._num_tokens, self._since_s = 0, end_s
+            self._next_status_s = end_s + self._every_s
+
+    def _on_preemption(self, event: Event, use: str) -> None:
+        self._num_preemptions += 1
+        if self._num_preemptions & (self._num_preemptions - 1):
+            return
+        self._warn(
+            f"preemption {self._num_preemptions}: request {event.request_id} lost "
+            f"{event.num_tokens} computed tokens ({event.detail}) at {use}. Remedies: {REMEDIES}"
+        )

@@ -1,0 +1,137 @@
+"""What a user gets back: `RequestOutput`, shaped as vLLM's, and `Delta` for streams.
+
+Owns: the public result records and how they follow from a `Request`. Must not know: the engine.
+"""
+
+from dataclasses import dataclass, field
+
+from paxserve.request import Request
+from paxserve.step import TokenLogprobs
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Logprob:
+    """One token's log-probability; `rank` 1 is the likeliest."""
+
+    logprob: float
+    rank: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompletionOutput:
+    """One sequence's output.
+
+    `finish_reason` is stop, length, abort or error; `stop_reason` the stop string or id that ended
+    it, None for the model's own end token. `token_ids` include an end token, `text` does not.
+    """
+
+    index: int
+    text: str
+    token_ids: list[int]
+    cumulative_logprob: float | None
+    logprobs: list[dict[int, Logprob]] | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestMetrics:
+    """Times on the engine's clock, in seconds; None where it did not come to that."""
+
+    arrival_time: float
+    first_scheduled_time: float | None
+    first_token_time: float | None
+    finished_time: float | None
+    num_preemptions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RequestOutput:
+    """A request and its outputs; `error` says why when the finish reason is error."""
+
+    request_id: str
+    prompt: str | None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    finished: bool
+    metrics: RequestMetrics | None = None
+    error: str | None = None
+    num_cached_tokens: int = field(default=0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Delta:
+    """What one step added to one request: whole characters, and the new token ids."""
+
+    request_id: str
+    text: str
+    token_ids: tuple[int, ...]
+    finished: bool
+    finish_reason: str | None
+    error: str | None = None
+
+
+def request_output(request: Request, text: str) -> RequestOutput:
+    """The output of a request so far."""
+    entries = request.logprobs if request.params.logprobs is not None else None
+    return RequestOutput(
+        request_id=request.request_id,
+        prompt=request.prompt,
+        prompt_token_ids=list(request.prompt_token_ids),
+        outputs=[
+            CompletionOutput(
+                index=0,
+                text=text,
+                token_ids=list(request.output_token_ids),
+                cumulative_logprob=sum(e.logprob for e in entries) if entries else None,
+                logprobs=None if entries is None else _logprobs(request, entries),
+                finish_reason=request.finish_reason and request.finish_reason.value,
+                stop_reason=request.stop_reason,
+            )
+        ],
+        finished=request.finish_reason is not None,
+        metrics=RequestMetrics(
+            arrival_time=request.arrival_s,
+            first_scheduled_time=request.first_scheduled_s,
+            first_token_time=request.token_times_s[0] if request.token_times_s else None,
+            finished_time=request.finished_s,
+            num_preemptions=request.num_preemptions,
+        ),
+        error=request.error,
+    )
+
+
+def rejected_output(request_id: str, prompt: str | None, error: str) -> RequestOutput:
+    """The output of a request that was refused at the door."""
+    return RequestOutput(
+        request_id=request_id,
+        prompt=prompt,
+        prompt_token_ids=[],
+        outputs=[
+            CompletionOutput(
+                index=0,
+                text="",
+                token_ids=[],
+                cumulative_logprob=None,
+                logprobs=None,
+                finish_reason="error",
+                stop_reason=None,
+            )
+        ],
+        finished=True,
+        error=error,
+    )
+
+
+def _logprobs(request: Request, entries: list[TokenLogprobs]) -> list[dict[int, Logprob]]:
+    """Per position: the best ids by rank, and the sampled one."""
+    positions = []
+    for token, entry in zip(request.output_token_ids, entries, strict=True):
+        best = zip(entry.top_ids, entry.top_logprobs, strict=True)
+        position = {
+            token_id: Logprob(logprob=logprob, rank=rank)
+            for rank, (token_id, logprob) in enumerate(best, start=1)
+        }
+        position[token] = Logprob(logprob=entry.logprob, rank=entry.rank)
+        positions.append(position)
+    return positions

@@ -1,0 +1,174 @@
+"""From a `StepPlan` to padded arrays: numpy only.
+
+Owns: the host copy of every row's block table and sampling settings, kept from the plans seen so
+far. In: plans, in order. Out: fresh `StepArrays` per step (never mutated later: jax may still be
+reading them) and the bucket they are padded to. Must not know: jax, policies, requests.
+"""
+
+from enum import StrEnum
+from typing import NamedTuple
+
+import numpy as np
+
+from paxserve.arrays import SamplingArrays, StepArrays
+from paxserve.device.buckets import Bucket, Buckets
+from paxserve.limits import Limits
+from paxserve.sampling_params import MAX_SUPPRESSED_IDS, SamplingParams
+from paxserve.step import RowEntry, RowSampling, StepPlan
+
+
+class Variant(StrEnum):
+    """What the step does with the logits: one executable each, per bucket."""
+
+    GREEDY = "greedy"
+    SAMPLED = "sampled"
+    LOGPROBS = "logprobs"
+
+
+VARIANTS = tuple(Variant)
+
+
+def variant_of(sampling: RowSampling | SamplingParams) -> Variant:
+    """The variant that one row asks for; a step runs the last of its rows' variants."""
+    num_logprobs = (
+        sampling.num_logprobs if isinstance(sampling, RowSampling) else sampling.logprobs
+    )
+    if num_logprobs is not None and num_logprobs >= 0:
+        return Variant.LOGPROBS
+    sampled = sampling.temperature > 0 or sampling.min_tokens > 0
+    return Variant.SAMPLED if sampled else Variant.GREEDY
+
+
+class PackedStep(NamedTuple):
+    """Arrays for the device, and which executable they are for."""
+
+    arrays: StepArrays
+    bucket: Bucket
+    variant: Variant
+
+
+class Packer:
+    """Invariant: `_tables[row, :n]` is the block table of the sequence in that row."""
+
+    def __init__(self, *, limits: Limits, buckets: Buckets, num_slots: int) -> None:
+        num_rows = limits.max_num_seqs
+        self._buckets = buckets
+        self._block_size = limits.block_size
+        self._num_slots = num_slots
+        self._no_row = num_rows
+        self._tables = np.zeros((num_rows, limits.blocks_per_row), np.int32)
+        self._num_prompt_tokens = np.zeros(num_rows, np.int32)
+        self._variants = np.zeros(num_rows, np.int8)
+        self._min_tokens = np.zeros(num_rows, np.int32)
+        self._temperature = np.zeros(num_rows, np.float32)
+        self._top_k = np.zeros(num_rows, np.int32)
+        self._top_p = np.ones(num_rows, np.float32)
+        self._min_p = np.zeros(num_rows, np.float32)
+        self._seed = np.zeros(num_rows, np.uint32)
+        self._suppressed_ids = np.full((num_rows, MAX_SUPPRESSED_IDS), -1, np.int32)
+
+    def pack(self, plan: StepPlan) -> PackedStep:
+        """Arrays of one step.
+
+        Raises:
+            ValueError: no bucket holds the step.
+        """
+        for entry in plan.entries:
+            self._enter(entry)
+        for write in plan.table_writes:
+            end = write.start + len(write.block_ids)
+            self._tables[write.row, write.start : end] = write.block_ids
+        _, row_column, first_column, num_column, samples_column, token_column = zip(
+            *plan.rows, strict=True
+        )
+        rows = np.array(row_column, np.int32)
+        bucket = self._buckets.choose(num_tokens=sum(num_column), num_rows=len(rows))
+        variant = VARIANTS[self._variants[rows].max()]
+        first = np.array(first_column, np.int32)
+        ends = first + np.array(num_column, np.int32)
+        samples = np.array(samples_column, np.int32)
+        token_ids = [t for tokens in token_column for t in tokens or (-1,)]
+        arrays = self._pad(rows, first, ends, token_ids, samples, bucket)
+        if variant is not Variant.GREEDY:
+            arrays = arrays._replace(sampling=self._sampling(rows, ends, bucket.num_rows))
+        return PackedStep(arrays, bucket, variant)
+
+    def padding(self, bucket: Bucket, variant: Variant) -> PackedStep:
+        """A step of this shape without a single real token: for warm-up; nothing is written."""
+        nothing = np.zeros(0, np.int32)
+        arrays = self._pad(nothing, nothing, nothing, [], nothing, bucket)
+        if variant is not Variant.GREEDY:
+            arrays = arrays._replace(sampling=self._sampling(nothing, nothing, bucket.num_rows))
+        return PackedStep(arrays, bucket, variant)
+
+    def _pad(
+        self,
+        rows: np.ndarray,
+        first: np.ndarray,
+        ends: np.ndarray,
+        token_ids: list[int],
+        samples: np.ndarray,
+        bucket: Bucket,
+    ) -> StepArrays:
+        num_rows, num_tokens = len(rows), len(token_ids)
+        cu_q_lens = np.full(bucket.num_rows + 1, num_tokens, np.int32)
+        cu_q_lens[0] = 0
+        np.cumsum(ends - first, out=cu_q_lens[1 : num_rows + 1])
+        token_rows = np.repeat(np.arange(num_rows, dtype=np.int32), ends - first)
+        positions = np.arange(num_tokens, dtype=np.int32)
+        positions += (first - cu_q_lens[:num_rows])[token_rows]
+        blocks, offsets = np.divmod(positions, np.int32(self._block_size))
+        tables = self._tables[rows]
+        slots = tables[token_rows, blocks] * self._block_size + offsets
+        return StepArrays(
+            token_ids=_padded(np.array(token_ids, np.int32), bucket.num_tokens, 0),
+            token_rows=_padded(token_rows, bucket.num_tokens, 0),
+            positions=_padded(positions, bucket.num_tokens, 0),
+            slots=_padded(slots, bucket.num_tokens, self._num_slots),
+            block_table=_padded(tables, bucket.num_rows, 0),
+            context_lens=_padded(ends, bucket.num_rows, 0),
+            cu_q_lens=cu_q_lens,
+            num_rows=np.int32(num_rows),
+            row_ids=_padded(rows, bucket.num_rows, self._no_row),
+            sampled_row_ids=_padded(
+                np.where(samples > 0, rows, np.int32(self._no_row)), bucket.num_rows, self._no_row
+            ),
+            last_tokens=_padded(cu_q_lens[1 : num_rows + 1] - 1, bucket.num_rows, 0),
+            sampling=None,
+        )
+
+    def _enter(self, entry: RowEntry) -> None:
+        row, sampling = entry.row, entry.sampling
+        self._tables[row] = 0
+        self._variants[row] = VARIANTS.index(variant_of(sampling))
+        self._num_prompt_tokens[row] = entry.num_prompt_tokens
+        self._min_tokens[row] = sampling.min_tokens
+        self._temperature[row] = sampling.temperature
+        self._top_k[row] = sampling.top_k
+        self._top_p[row] = sampling.top_p
+        self._min_p[row] = sampling.min_p
+        self._seed[row] = sampling.seed
+        self._suppressed_ids[row] = -1
+        self._suppressed_ids[row, : len(sampling.suppressed_ids)] = sampling.suppressed_ids
+
+    def _sampling(self, rows: np.ndarray, ends: np.ndarray, size: int) -> SamplingArrays:
+        output_position = ends - self._num_prompt_tokens[rows]
+        suppressed = np.where(
+            (output_position < self._min_tokens[rows])[:, None], self._suppressed_ids[rows], -1
+        ).astype(np.int32)
+        return SamplingArrays(
+            temperature=_padded(self._temperature[rows], size, 0.0),
+            top_k=_padded(self._top_k[rows], size, 0),
+            top_p=_padded(self._top_p[rows], size, 1.0),
+            min_p=_padded(self._min_p[rows], size, 0.0),
+            seed=_padded(self._seed[rows], size, 0),
+            output_position=_padded(output_position, size, 0),
+            suppressed_ids=_padded(suppressed, size, -1),
+        )
+
+
+def _padded(values: np.ndarray, size: int, fill: float) -> np.ndarray:
+    """A copy of `values`, its first axis filled up to `size`."""
+    out = np.full((size, *values.shape[1:]), fill, values.dtype)
+    out[: len(values)] = values
+    return out

@@ -1,0 +1,252 @@
+"""One step being decided: the batching policy proposes, this answers, a `StepPlan` comes out.
+
+Owns: the token budget of the step, the grants, and what a shortage of memory leads to. In: the
+batch and the policies. Out: the plan. Must not know: token values beyond those a row needs as
+input, results, time.
+"""
+
+from collections.abc import Iterator, Sequence
+
+from paxserve.batch import Batch
+from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
+from paxserve.events import EventLog, Kind
+from paxserve.gate import MemoryView
+from paxserve.policies import Policies
+from paxserve.preemption import Method
+from paxserve.request import FinishReason, Request, State
+from paxserve.request import Sequence as TokenSequence
+from paxserve.step import RowEntry, RowPlan, StepPlan, TableWrite
+
+_new_tuple = tuple.__new__  # half the cost of RowPlan(...), on the path of every decoded token
+
+
+class StepInMaking:
+    """Answers proposals one by one. It is also the `View` that the policy looks at.
+
+    Invariants: granted tokens + `budget_left` == max_num_batched_tokens; only running requests
+    hold a grant; a request preempted in this step is not granted anything any more.
+    """
+
+    def __init__(self, *, batch: Batch, policies: Policies, events: EventLog) -> None:
+        self.limits = batch.limits
+        self.budget_left = batch.limits.max_num_batched_tokens
+        self.num_preempted = 0
+        self.num_failed = 0
+        self._batch = batch
+        self._policies = policies
+        self._events = events
+        self._rows: dict[int, RowPlan] = {}
+        self._entries: dict[int, RowEntry] = {}
+        self._table_starts: dict[int, int] = {}
+        self._preempted: set[Request] = set()
+
+    # What the policy sees.
+
+    @property
+    def running(self) -> tuple[Request, ...]:
+        """See `View.running`."""
+        return tuple(self._batch.running)
+
+    def waiting(self) -> Iterator[Request]:
+        """See `View.waiting`."""
+        return iter(self._batch.waiting)
+
+    # What the policy gets.
+
+    def answer(self, proposal: Proposal) -> Verdict:
+        """Carry out a proposal as far as rows, budget and memory allow."""
+        match proposal:
+            case Decodes(requests):
+                return self._decode(requests)
+            case Admit(request, num_tokens):
+                return self._admit(request, num_tokens)
+            case Grant(request, num_tokens, num_kept):
+                return self._grant(request, num_tokens, num_kept)
+
+    def to_plan(self, step_id: int) -> StepPlan | None:
+        """The finished plan, or None if nothing is computed."""
+        if not self._rows:
+            if self._entries:
+                raise RuntimeError(
+                    f"{type(self._policies.batching).__name__} admitted sequences "
+                    f"{list(self._entries)} but computes nothing: the executor would miss them"
+                )
+            return None
+        return StepPlan(
+            step_id=step_id,
+            rows=tuple(self._rows.values()),
+            entries=tuple(self._entries.values()),
+            table_writes=tuple(self._table_writes()),
+        )
+
+    def _admit(self, request: Request, num_tokens: int) -> Verdict:
+        reason = self._reason_to_hold_back(request, num_tokens)
+        if reason is not None:
+            return self._refuse(request, num_tokens, reason)
+        self._batch.enter(request)
+        for sequence in request.sequences:
+            self._table_starts[sequence.sequence_id] = 0
+            self._entries[sequence.sequence_id] = RowEntry(
+                sequence.sequence_id, sequence.row, request.num_prompt_tokens, request.sampling
+            )
+        return Verdict(num_tokens)
+
+    def _grant(self, request: Request, num_tokens: int, num_kept: int) -> Verdict:
+        in_range = 1 <= num_tokens <= request.num_remaining_tokens
+        is_granted = request.sequence.sequence_id in self._rows
+        if not in_range or is_granted or request.state is State.FINISHED:
+            raise self._wrong_grant(request, num_tokens)
+        if num_tokens > self.budget_left - num_kept:
+            return self._refuse(request, num_tokens, Reason.BUDGET)
+        num_before = self.num_preempted
+        if request.state is State.WAITING:
+            verdict = self._admit(request, num_tokens)
+            if verdict.refused:
+                return verdict
+        elif not self._make_room(request, num_tokens):
+            return Verdict(
+                0, refused=Reason.BLOCKS, num_preempted=self.num_preempted - num_before
+            )
+        for sequence in request.sequences:
+            self._compute(request, sequence, num_tokens)
+        return Verdict(num_tokens, num_preempted=self.num_preempted - num_before)
+
+    def _decode(self, requests: Sequence[Request]) -> Verdict:
+        """One token for each of many: the path of nearly every token, so the loop makes no calls
+        but for a row's tuple, and for memory once in `block_size` tokens.
+        """
+        num_before, num_rows_before = self.num_preempted, len(self._rows)
+        block_size, rows, running = self.limits.block_size, self._rows, State.RUNNING
+        for request in requests:
+            if request.state is not running:
+                continue  # preempted to make room for one before it
+            if not self.budget_left:
+                break
+            sequence = request.sequences[0]
+            position = sequence.num_computed_tokens
+            if sequence.num_known_tokens - position != 1 or sequence.sequence_id in rows:
+                raise self._wrong_grant(request, 1)
+            if position >= sequence.num_reserved_tokens:
+                if position == len(sequence.block_table) * block_size:
+                    if not self._make_room(request, 1):
+                        continue
+                else:
+                    sequence.num_reserved_tokens = position + 1
+            on_device = position >= sequence.num_entry_tokens
+            tokens = () if on_device else (sequence.token_ids[position],)
+            sequence.num_computed_tokens = position + 1
+            sequence.num_known_tokens = position + 2
+            rows[sequence.sequence_id] = _new_tuple(
+                RowPlan, (sequence.sequence_id, sequence.row, position, 1, 1, tokens)
+            )
+            self.budget_left -= 1
+        return Verdict(len(rows) - num_rows_before, num_preempted=self.num_preempted - num_before)
+
+    # How it is done.
+
+    def _wrong_grant(self, request: Request, num_tokens: int) -> RuntimeError:
+        return RuntimeError(
+            f"{type(self._policies.batching).__name__} granted {num_tokens} tokens to request "
+            f"{request.request_id}, which is {request.state}, has {request.num_remaining_tokens} "
+            f"to compute, and was granted in this step already: "
+            f"{request.sequence.sequence_id in self._rows}"
+        )
+
+    def _compute(self, request: Request, sequence: TokenSequence, num_tokens: int) -> None:
+        first, known = sequence.num_computed_tokens, sequence.num_known_tokens
+        end = first + num_tokens
+        on_device = num_tokens == 1 and first >= sequence.num_entry_tokens
+        sequence.num_computed_tokens = end
+        sequence.num_known_tokens += int(end == known)
+        self._rows[sequence.sequence_id] = RowPlan(
+            sequence_id=sequence.sequence_id,
+            row=sequence.row,
+            first_position=first,
+            num_tokens=num_tokens,
+            num_samples=int(end == known),
+            tokens=() if on_device else tuple(sequence.token_ids[first:end]),
+        )
+        self.budget_left -= num_tokens
+        if num_tokens > 1:
+            self._events.add(
+                Kind.CHUNK, request.request_id, num_tokens=num_tokens, row=sequence.row
+            )
+
+    def _make_room(self, request: Request, num_tokens: int) -> bool:
+        """Slots for `num_tokens` more of a running request, preempting until they are found."""
+        target = request.sequence.num_computed_tokens + num_tokens
+        self._note_tables(request)
+        num_needed = self._batch.tables.num_blocks_needed(request, target)
+        if num_needed * len(request.sequences) > self.limits.num_usable_blocks:
+            self._fail(request, num_needed)
+            return False
+        while not self._batch.tables.hold(request, target):
+            victim = min(self._batch.running, key=self._policies.victim.key)
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, victim: Request) -> None:
+        num_lost = 0
+        for sequence in victim.sequences:
+            returned = self._rows.pop(sequence.sequence_id, None)
+            num_lost += sequence.num_computed_tokens
+            if returned is not None:
+                self.budget_left += returned.num_tokens
+                sequence.num_known_tokens -= returned.num_samples
+                num_lost -= returned.num_tokens
+            self._entries.pop(sequence.sequence_id, None)
+            self._table_starts.pop(sequence.sequence_id, None)
+        method = self._policies.preemption.choose(victim)
+        if method is not Method.RECOMPUTE:
+            raise RuntimeError(f"preemption method {method!r} is not known to the scheduler")
+        self._batch.preempt(victim, num_lost_tokens=num_lost, method=str(method))
+        self._preempted.add(victim)
+        self.num_preempted += 1
+
+    def _fail(self, request: Request, num_needed: int) -> None:
+        self._table_starts.pop(request.sequence.sequence_id, None)
+        self.num_failed += 1
+        self._batch.finish(
+            request,
+            FinishReason.ERROR,
+            error=(
+                f"request {request.request_id} outgrew the KV pool: its next token needs "
+                f"{num_needed} blocks, the pool has {self.limits.num_usable_blocks} of "
+                f"{self.limits.block_size} tokens"
+            ),
+        )
+
+    def _reason_to_hold_back(self, request: Request, num_tokens: int) -> Reason | None:
+        if request in self._preempted:
+            return Reason.BLOCKS
+        if len(request.sequences) > len(self._batch.free_rows):
+            return Reason.ROWS
+        tables = self._batch.tables
+        memory = MemoryView(
+            num_usable=self.limits.num_usable_blocks,
+            num_free=self._batch.pool.num_free,
+            num_needed=tables.num_blocks_needed(request, num_tokens) * len(request.sequences),
+        )
+        if not all(gate.admits(request, memory) for gate in self._policies.gates):
+            return Reason.GATE
+        return None if tables.hold(request, num_tokens) else Reason.BLOCKS
+
+    def _refuse(self, request: Request, num_tokens: int, reason: Reason) -> Verdict:
+        is_head = next(self.waiting(), None) is request
+        if is_head and request not in self._preempted:
+            self._events.add(
+                Kind.HELD_BACK, request.request_id, num_tokens=num_tokens, detail=str(reason)
+            )
+        return Verdict(0, refused=reason)
+
+    def _note_tables(self, request: Request) -> None:
+        for sequence in request.sequences:
+            self._table_starts.setdefault(sequence.sequence_id, len(sequence.block_table))
+
+    def _table_writes(self) -> Iterator[TableWrite]:
+        for sequence_id, start in self._table_starts.items():
+            for sequence in self._batch.by_sequence[sequence_id].sequences:
+                if sequence.sequence_id == sequence_id and len(sequence.block_table) > start:
+                    yield TableWrite(sequence.row, start, tuple(sequence.block_table[start:]))

@@ -1,0 +1,19 @@
+"""Drop a victim's KV and compute it again when it resumes.
+
+Source: vLLM, Kwon et al., SOSP'23, section 4.5. Prompt and output tokens are kept, so the
+recomputation is one prompt-like pass over all of them.
+"""
+
+from dataclasses import dataclass
+
+from paxserve.preemption import Method
+from paxserve.request import Request
+
+
+@dataclass(frozen=True, slots=True)
+class Recompute:
+    """Always recompute."""
+
+    def choose(self, request: Request) -> Method:
+        """See `Preemption.choose`."""
+        return Method.RECOMPUTE

@@ -1,0 +1,18 @@
+"""How many tokens of memory a request is promised: the protocol of the reservation axis.
+
+Pure: a reservation answers a question and owns nothing. Where the memory lies is the placement's.
+"""
+
+from typing import Protocol
+
+from paxserve.limits import Limits
+from paxserve.request import Request
+
+
+class Reservation(Protocol):
+    """`grows`: a request may ask for more than it was first promised, and may be refused."""
+
+    grows: bool
+
+    def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
+        """Tokens to hold per sequence of `request`, at least `num_needed`."""

@@ -1,0 +1,110 @@
+"""`SamplingParams`: what a user asks for, checked at the door.
+
+Owns: ranges of sampling values. Field names and defaults are vLLM's. Must not know: the engine.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+MAX_LOGPROBS = 20
+MAX_STOP_STRINGS = 16
+MAX_SUPPRESSED_IDS = 16
+MAX_SEED = 2**32 - 1
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How one request's tokens are chosen and when it ends.
+
+    Attributes:
+        n: number of samples; only 1 is implemented.
+        temperature: 0 is greedy; finite, at most 2 as in the usual APIs.
+        top_k: keep the k most probable tokens; 0 or -1 is off.
+        top_p: keep the smallest most-probable set with at least this mass, in (0, 1].
+        min_p: drop tokens below this share of the best probability, in [0, 1].
+        seed: the request's own random stream; None draws from the engine's seed and arrival order.
+        max_tokens: most output tokens; None means as many as the model length leaves.
+        min_tokens: end tokens cannot be sampled before this many.
+        stop: a string or strings that end the output; cut from the text unless
+            `include_stop_str_in_output`.
+        stop_token_ids: ids that end the output beside the model's own end tokens.
+        ignore_eos: the model's end tokens do not end the output.
+        logprobs: None, or report the sampled token's and this many best log-probabilities.
+        skip_special_tokens: leave special tokens out of the text.
+
+    Raises:
+        ValueError: a value is out of range or not finite; the message names it.
+        NotImplementedError: `n` above 1.
+    """
+
+    n: int = 1
+    temperature: float = 1.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int | None = None
+    max_tokens: int | None = 16
+    min_tokens: int = 0
+    stop: str | Sequence[str] = ()
+    stop_token_ids: Sequence[int] = field(default=())
+    ignore_eos: bool = False
+    logprobs: int | None = None
+    include_stop_str_in_output: bool = False
+    skip_special_tokens: bool = True
+
+    def __post_init__(self) -> None:
+        """Normalise the two sequence fields to tuples and check every range."""
+        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        object.__setattr__(self, "stop", stop)
+        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        _integer("n", self.n, low=1)
+        if self.n != 1:
+            raise NotImplementedError(f"n={self.n}: parallel samples are not implemented, use n=1")
+        _real("temperature", self.temperature, low=0.0, high=2.0)
+        _integer("top_k", self.top_k, low=-1)
+        _real("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
+        _real("min_p", self.min_p, low=0.0, high=1.0)
+        if self.seed is not None:
+            _integer("seed", self.seed, low=0, high=MAX_SEED)
+        if self.max_tokens is not None:
+            _integer("max_tokens", self.max_tokens, low=1)
+        _integer("min_tokens", self.min_tokens, low=0, high=self.max_tokens)
+        if self.logprobs is not None:
+            _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
+        for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
+            if not isinstance(getattr(self, flag), bool):
+                raise ValueError(f"{flag} must be true or false, got {getattr(self, flag)!r}")
+        _check_stops(stop)
+        for token_id in self.stop_token_ids:
+            _integer("stop_token_ids", token_id, low=0)
+
+    @property
+    def stop_strings(self) -> tuple[str, ...]:
+        """`stop` in its normal form."""
+        return tuple(self.stop)
+
+
+def _real(
+    name: str, value: object, *, low: float, high: float, open_low: bool = False
+) -> None:
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    inside = is_number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
+    if not inside or (open_low and value == low):
+        bracket = "(" if open_low else "["
+        raise ValueError(f"{name} must be a number in {bracket}{low}, {high}], got {value!r}")
+
+
+def _integer(name: str, value: object, *, low: int, high: int | None = None) -> None:
+    is_integer = isinstance(value, int) and not isinstance(value, bool)
+    if not is_integer or value < low or (high is not None and value > high):  # type: ignore[operator]
+        limit = f"at least {low}" if high is None else f"from {low} to {high}"
+        raise ValueError(f"{name} must be an integer {limit}, got {value!r}")
+
+
+def _check_stops(stop: tuple[object, ...]) -> None:
+    if len(stop) > MAX_STOP_STRINGS:
+        raise ValueError(f"stop has {len(stop)} strings, at most {MAX_STOP_STRINGS} are allowed")
+    for text in stop:
+        if not isinstance(text, str) or not text:
+            raise ValueError(f"stop must hold non-empty strings, got {text!r}")

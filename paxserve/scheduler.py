@@ -1,0 +1,141 @@
+"""The scheduler: requests in, a `StepPlan` per step out, results applied.
+
+Owns: the cycle retire -> plan -> apply over `batch.py` (who holds what) and `planning.py` (one
+step's decisions). In: requests, aborts, step results, the time. Out: plans and events. Must not
+know: jax, text, how a plan is executed.
+
+A plan is made from counts, never from token values: computed tokens and pending samples advance
+when the plan is made, token values arrive with `apply`.
+"""
+
+from paxserve.batch import Batch
+from paxserve.events import EventLog, Kind
+from paxserve.limits import Limits
+from paxserve.planning import StepInMaking
+from paxserve.policies import Policies
+from paxserve.request import FinishReason, Request, State
+from paxserve.step import StepPlan, StepResult
+
+
+class Scheduler:
+    """Drives the policies; they only answer questions, and every answer is checked."""
+
+    def __init__(self, *, limits: Limits, policies: Policies, events: EventLog) -> None:
+        policies.check(limits)
+        self.limits = limits
+        self.policies = policies
+        self.events = events
+        self.batch = Batch(
+            limits=limits,
+            admission=policies.admission,
+            reservation=policies.reservation,
+            placement=policies.placement,
+            events=events,
+        )
+        self._num_events_seen = 0
+
+    @property
+    def has_work(self) -> bool:
+        """Whether any request waits, runs, or is finished but not released."""
+        return bool(self.batch.requests)
+
+    def add(self, request: Request, *, now_s: float) -> None:
+        """A request arrives and waits.
+
+        Raises:
+            ValueError: its id is in use.
+        """
+        self.events.now_s = now_s
+        self.batch.add(request)
+
+    def finish(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        now_s: float,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
+        """End a request from outside: an abort, or a stop string found in its text."""
+        self.events.now_s = now_s
+        self.batch.finish(request, reason, stop_reason=stop_reason, error=error)
+
+    def reject(self, request_id: str, *, reason: str, now_s: float) -> None:
+        """A request was refused at the door; only the event log hears of it."""
+        self.events.now_s = now_s
+        self.events.add(Kind.REJECTED, request_id, detail=reason)
+
+    def take_ended(self) -> list[Request]:
+        """Requests that have ended since this was last asked."""
+        ended, self.batch.ended = self.batch.ended, []
+        return ended
+
+    def retire(self) -> None:
+        """Finished requests release rows and memory, when the batching policy says so."""
+        if self.policies.batching.release == "at_finish" or not self.batch.running:
+            self.batch.release()
+
+    def plan(self, *, now_s: float) -> StepPlan | None:
+        """Decide one step; None when nothing is to be computed in it."""
+        events = self.events
+        events.now_s = now_s
+        events.step_id += 1
+        self.batch.waiting.observe(events.since(self._num_events_seen))
+        self._num_events_seen = len(events)
+        step = StepInMaking(batch=self.batch, policies=self.policies, events=events)
+        proposals = self.policies.batching.propose(step)
+        try:
+            proposal = next(proposals)
+            while True:
+                proposal = proposals.send(step.answer(proposal))
+        except StopIteration:
+            plan = step.to_plan(events.step_id)
+        if plan is None and not step.num_preempted and not step.num_failed:
+            self._fail_stuck_head()
+        return plan
+
+    def apply(self, plan: StepPlan, result: StepResult, *, now_s: float) -> list[Request]:
+        """Sampled tokens reach their requests; returns those that got one, finished ones too.
+
+        A row whose request was aborted while the step ran is dropped.
+        """
+        self.events.now_s = now_s
+        batch, running = self.batch, State.RUNNING
+        progressed = []
+        by_sequence = batch.by_sequence.get
+        for row, (tokens, logprobs) in zip(plan.rows, result.outputs, strict=True):
+            request = by_sequence(row[0])
+            if not tokens or request is None or request.state is not running:
+                continue
+            sequence = request.sequences[0]
+            token = tokens[0]
+            progressed.append(request)
+            if token < 0:
+                message = f"request {request.request_id}: the model's logits are not finite"
+                batch.finish(request, FinishReason.ERROR, error=message)
+                continue
+            sequence.token_ids.append(token)
+            request.token_times_s.append(now_s)
+            if logprobs:
+                request.logprobs.extend(logprobs)
+            if token in request.stop_ids and request.num_output_tokens > request.params.min_tokens:
+                eos = token not in request.params.stop_token_ids
+                batch.finish(request, FinishReason.STOP, stop_reason=None if eos else token)
+            elif len(sequence.token_ids) >= request.max_known_tokens:
+                batch.finish(request, FinishReason.LENGTH)
+        return progressed
+
+    def _fail_stuck_head(self) -> None:
+        """With nothing running, a head that cannot enter now never will: end it, never spin."""
+        batch = self.batch
+        head = next(iter(batch.waiting), None)
+        if head is None or batch.running or batch.finished:
+            return
+        message = (
+            f"request {head.request_id} cannot be scheduled: nothing else runs, and its "
+            f"{head.num_remaining_tokens} tokens do not enter with "
+            f"{batch.pool.num_free} free blocks of {self.limits.block_size} tokens and a budget of "
+            f"{self.limits.max_num_batched_tokens} tokens per step"
+        )
+        batch.finish(head, FinishReason.ERROR, error=message)

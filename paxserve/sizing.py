@@ -1,0 +1,89 @@
+"""How much memory the KV pool gets, and how many blocks that is.
+
+Owns: the arithmetic, every term of it in `PoolSize`. In: bytes and limits. Out: blocks. Must not
+know: jax; `device/memory.py` says what is free.
+"""
+
+from dataclasses import dataclass
+
+CPU_MOST_BYTES = 2 * 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoolSize:
+    """The pool that was decided on; `num_blocks` includes the null block."""
+
+    num_blocks: int
+    block_size: int
+    bytes_per_block: int
+    max_model_len: int
+    reason: str
+
+    @property
+    def num_bytes(self) -> int:
+        """Device memory of the pool."""
+        return self.num_blocks * self.bytes_per_block
+
+    def __str__(self) -> str:
+        """The line an engine says at its start."""
+        usable = self.num_blocks - 1
+        full_length = usable // -(-self.max_model_len // self.block_size)
+        return (
+            f"KV pool: {usable} blocks of {self.block_size} = {usable * self.block_size} tokens, "
+            f"{self.num_bytes / 2**20:.0f} MiB ({self.reason}); "
+            f"{full_length} requests of {self.max_model_len} tokens fit"
+        )
+
+
+def pool_size(
+    *,
+    platform: str,
+    free_bytes: int,
+    step_bytes: int,
+    bytes_per_block: int,
+    block_size: int,
+    max_num_seqs: int,
+    max_model_len: int,
+    memory_utilization: float,
+    kv_cache_memory_bytes: int | None,
+) -> PoolSize:
+    """Blocks for the pool.
+
+    Args:
+        platform: cpu, or an accelerator.
+        free_bytes: what the device has left beside the weights.
+        step_bytes: what the largest step needs beside KV.
+        bytes_per_block: all layers.
+        block_size, max_num_seqs, max_model_len: of the engine.
+        memory_utilization: share of the free bytes after a step that KV may take, in (0, 1].
+        kv_cache_memory_bytes: take exactly this much instead.
+
+    Raises:
+        ValueError: a value is out of range, or not even one block fits beside the null block.
+    """
+    if not 0 < memory_utilization <= 1:
+        raise ValueError(f"memory_utilization must be in (0, 1], got {memory_utilization}")
+    useful = 1 + max_num_seqs * -(-max_model_len // block_size)
+    if kv_cache_memory_bytes is not None:
+        budget, reason = kv_cache_memory_bytes, "kv_cache_memory_bytes"
+        num_blocks = budget // bytes_per_block
+    else:
+        budget = int(memory_utilization * max(0, free_bytes - step_bytes))
+        reason = f"memory_utilization={memory_utilization}"
+        if platform == "cpu" and budget > CPU_MOST_BYTES:
+            budget, reason = CPU_MOST_BYTES, "at most 2 GiB on a CPU"
+        num_blocks = budget // bytes_per_block
+        if num_blocks > useful:
+            num_blocks, reason = useful, "all that max_num_seqs x max_model_len can use"
+    if num_blocks < 2:
+        raise ValueError(
+            f"the KV budget of {budget} bytes ({reason}) does not hold the null block and one "
+            f"more of {bytes_per_block} bytes each: give it more memory or a smaller block_size"
+        )
+    return PoolSize(
+        num_blocks=num_blocks,
+        block_size=block_size,
+        bytes_per_block=bytes_per_block,
+        max_model_len=max_model_len,
+        reason=reason,
+    )

@@ -1,0 +1,129 @@
+"""What crosses between the scheduler and an executor: `StepPlan` down, `StepResult` up.
+
+Owns: the message types of one step. In and out: only numbers and tuples, so that a plan can be
+logged, replayed, or broadcast to other hosts. Must not know: policies, requests, jax.
+
+A row of the plan carries one sequence from its first uncomputed token:
+
+    known tokens   |<---- computed ---->|<-- num_tokens -->|<-- left for a later step -->|
+                                        ^ first_position    num_samples = 0: a chunk; the
+                                                            last known token is not reached
+
+Prompt, chunk, decode and resume after preemption are all this one picture.
+Order inside a step: swap out, swap in, copies, then in each layer writes before reads.
+"""
+
+from typing import NamedTuple
+
+
+class RowPlan(NamedTuple):
+    """The share of one sequence in a step.
+
+    `tokens` are the input ids at `first_position`, or empty: then the one input is the token that
+    was last sampled in this row, which the executor has kept.
+    `num_samples` is 0 for a chunk that leaves known tokens, else 1 (k + 1 to verify k drafts).
+    """
+
+    sequence_id: int
+    row: int
+    first_position: int
+    num_tokens: int
+    num_samples: int
+    tokens: tuple[int, ...]
+
+
+class RowSampling(NamedTuple):
+    """How the tokens of a row are chosen; see `SamplingParams` for meaning and ranges.
+
+    `suppressed_ids` may not be sampled before output position `min_tokens`; `num_logprobs` is -1
+    when no log-probabilities are asked for.
+    """
+
+    temperature: float = 0.0
+    top_k: int = 0
+    top_p: float = 1.0
+    min_p: float = 0.0
+    seed: int = 0
+    num_logprobs: int = -1
+    min_tokens: int = 0
+    suppressed_ids: tuple[int, ...] = ()
+
+
+class RowEntry(NamedTuple):
+    """A sequence enters a row of the batch, and stays in it until another enters there."""
+
+    sequence_id: int
+    row: int
+    num_prompt_tokens: int
+    sampling: RowSampling
+
+
+class TableWrite(NamedTuple):
+    """Blocks `block_ids` stand in the block table of `row` from column `start` on."""
+
+    row: int
+    start: int
+    block_ids: tuple[int, ...]
+
+
+class BlockCopy(NamedTuple):
+    """Copy a whole block; for swaps one side is a block of the host pool."""
+
+    source: int
+    target: int
+
+
+class StepPlan(NamedTuple):
+    """One step, complete: an executor needs nothing else.
+
+    Invariants: every row has `num_tokens >= 1`; no two tokens of the step write one slot; a row's
+    entry and table writes precede its use.
+    """
+
+    step_id: int
+    rows: tuple[RowPlan, ...]
+    entries: tuple[RowEntry, ...] = ()
+    table_writes: tuple[TableWrite, ...] = ()
+    copies: tuple[BlockCopy, ...] = ()
+    swap_in: tuple[BlockCopy, ...] = ()
+    swap_out: tuple[BlockCopy, ...] = ()
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens computed in this step, all rows together."""
+        return sum([row.num_tokens for row in self.rows])
+
+
+class TokenLogprobs(NamedTuple):
+    """Log-probabilities at one output position: the sampled token's, its rank, and the best ids."""
+
+    logprob: float
+    rank: int
+    top_ids: tuple[int, ...]
+    top_logprobs: tuple[float, ...]
+
+
+class RowOutput(NamedTuple):
+    """What one row produced: `num_samples` tokens. A token of -1 means its logits were not finite."""
+
+    tokens: tuple[int, ...]
+    logprobs: tuple[TokenLogprobs, ...] = ()
+
+
+NO_OUTPUT = RowOutput(())
+
+
+class StepResult(NamedTuple):
+    """The answer to a plan: `outputs[i]` belongs to `plan.rows[i]`.
+
+    `duration_s` includes `compile_s`. `padded_tokens` and `padded_rows` are the shape that really
+    ran (equal to the plan's own numbers when the executor does not pad).
+    """
+
+    step_id: int
+    outputs: tuple[RowOutput, ...]
+    duration_s: float
+    compile_s: float = 0.0
+    num_compiles: int = 0
+    padded_tokens: int = 0
+    padded_rows: int = 0

@@ -1,0 +1,58 @@
+"""The waiting requests, in the order that the admission policy gives.
+
+Owns: the order, and the admission policy's state. In: requests, events. Out: requests, best first.
+Must not know: why a request is not admitted.
+"""
+
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Iterator
+from typing import Any
+
+from paxserve.admission import Admission, Key
+from paxserve.events import Event
+from paxserve.request import Request
+
+type _Entry = tuple[Key, int, Request]
+
+
+class WaitingQueue:
+    """Invariant: entries are sorted by (key, arrival) and hold each waiting request once."""
+
+    def __init__(self, admission: Admission) -> None:
+        self._admission = admission
+        self._state: Any = admission.init()
+        self._entries: list[_Entry] = []
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def push(self, request: Request) -> None:
+        """The request waits; it must not wait already."""
+        insort(self._entries, self._entry(request))
+
+    def remove(self, request: Request) -> None:
+        """The request waits no longer."""
+        entry = self._entry(request)
+        position = bisect_left(self._entries, entry)
+        if position == len(self._entries) or self._entries[position][2] is not request:
+            raise RuntimeError(f"request {request.request_id} is not waiting under key {entry[0]}")
+        del self._entries[position]
+
+    def observe(self, events: list[Event]) -> None:
+        """Show events to the policy; those that wait are ranked anew under its state."""
+        if self._admission.stateless or not events:
+            return
+        for event in events:
+            self._state = self._admission.observe(self._state, event)
+        self._entries = sorted(self._entry(request) for _, _, request in self._entries)
+
+    def __iter__(self) -> Iterator[Request]:
+        """Each waiting request, best first; the queue may change between two of them."""
+        position = 0
+        while position < len(self._entries):
+            entry = self._entries[position]
+            yield entry[2]
+            position = bisect_right(self._entries, entry)
+
+    def _entry(self, request: Request) -> _Entry:
+        return self._admission.key(self._state, request), request.arrival_seq, request

@@ -1,0 +1,26 @@
+"""The 48 chat prompts written for this project, with arrivals over about 40 seconds.
+
+Short questions to half-page texts, in `demo.jsonl` beside this file; the package carries it.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+
+from paxserve.workload import Arrival
+from paxserve.workload.jsonl import Jsonl
+
+
+@dataclass(frozen=True, slots=True)
+class Demo:
+    """Attributes: as of `Jsonl`."""
+
+    limit: int = 0
+    arrival_scale: float = 1.0
+
+    def arrivals(self) -> Sequence[Arrival]:
+        """See `Workload.arrivals`."""
+        with resources.as_file(resources.files("paxserve.workload") / "demo.jsonl") as path:
+            return Jsonl(
+                path=str(path), limit=self.limit, arrival_scale=self.arrival_scale
+            ).arrivals()
