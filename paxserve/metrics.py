@@ -79,10 +79,12 @@ def summarize(
 ) -> Summary:
     """All figures of a run, flat.
 
-    Rates are over `duration`: from time 0 of the clock to the end of the last step.
+    Rates are over `duration`: from the first arrival to the end of the last step.
     """
     records = [request_record(request) for request in requests]
-    duration_s = steps[-1].start_s + steps[-1].duration_s if steps else 0.0
+    duration_s = 0.0
+    if steps:
+        duration_s = steps[-1].start_s + steps[-1].duration_s - min(r.arrival_s for r in records)
     completed = [
         r for r in records if r.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
     ]

@@ -36,8 +36,8 @@ class Scheduler:
 
     @property
     def has_work(self) -> bool:
-        """Whether any request waits, runs, or is finished but not released."""
-        return bool(self.batch.requests)
+        """Whether any request waits, runs, is not released, or has an end that nobody has taken."""
+        return bool(self.batch.requests or self.batch.ended)
 
     def add(self, request: Request, *, now_s: float) -> None:
         """A request arrives and waits.

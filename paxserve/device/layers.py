@@ -6,6 +6,7 @@ attention hands those to the kernel.
 """
 
 import math
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -88,16 +89,12 @@ class Attention(nnx.Module):
         q = rotate(self.q(x).reshape(num_tokens, -1, self.head_dim), *rotation)
         k = rotate(self.k(x).reshape(num_tokens, -1, self.head_dim), *rotation)
         v = self.v(x).reshape(num_tokens, -1, self.head_dim)
-        kv_blocks = write_kv(
-            kv_blocks,
-            k.astype(kv_blocks.dtype),
-            v.astype(kv_blocks.dtype),
-            arrays.slots,
-            backend=backend,
-        )
-        attended = paged_attention(
+        attended, kv_blocks = _write_and_attend(
             q,
+            k,
+            v,
             kv_blocks,
+            arrays.slots,
             arrays.block_table,
             arrays.context_lens,
             arrays.cu_q_lens,
@@ -107,6 +104,32 @@ class Attention(nnx.Module):
             backend=backend,
         )
         return self.o(attended.reshape(num_tokens, -1)), kv_blocks
+
+
+@partial(jax.jit, static_argnames=("scale", "sliding_window", "backend"))
+def _write_and_attend(
+    q: Float[Array, "T N H"],
+    k: Float[Array, "T K H"],
+    v: Float[Array, "T K H"],
+    kv_blocks: Array,
+    slots: Int[Array, "T"],
+    *table: Array,
+    scale: float,
+    sliding_window: int | None,
+    backend: str,
+) -> tuple[Float[Array, "T N H"], Array]:
+    """The kernels of one layer, jitted by themselves so that they are traced once for all layers."""
+    dtype = kv_blocks.dtype
+    kv_blocks = write_kv(kv_blocks, k.astype(dtype), v.astype(dtype), slots, backend=backend)
+    attended = paged_attention(
+        q,
+        kv_blocks,
+        *table,
+        scale=scale,
+        sliding_window=sliding_window,
+        backend=backend,
+    )
+    return attended, kv_blocks
 
 
 def rotate(

@@ -384,6 +384,19 @@ def test_noise_is_exponential_down_to_its_tail():
         assert abs(error) < 5 * np.sqrt(probability * (1 - probability) / noise.size)
 
 
+def test_noise_is_the_logarithm_of_its_bits():
+    vocab = 50_000
+    ids = jnp.arange(vocab, dtype=jnp.uint32)[None]
+    key = (jnp.full((1, 1), 4, jnp.uint32), jnp.full((1, 1), 7, jnp.uint32))
+    bits = np.asarray(sampling._threefry(key, (ids, jnp.zeros_like(ids))), np.float64)
+    noise = np.asarray(exponential_noise(jnp.asarray([4]), jnp.asarray([7]), vocab))
+    expected = -np.log1p(-(bits + 1) / 2**32)
+    np.testing.assert_allclose(noise, expected, rtol=1e-3)
+    # The winners are the small ones.
+    small = expected < 0.1
+    np.testing.assert_allclose(noise[small], expected[small], rtol=5e-6, atol=1e-9)
+
+
 def test_one_executable_serves_every_setting():
     # A fresh function: the jit cache above already holds other shapes.
     count_traces = jax.jit(lambda logits, arrays: sampling.sample(logits, arrays))

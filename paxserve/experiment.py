@@ -1,0 +1,169 @@
+"""One run, from settings to results.
+
+Owns: the order build -> check that every setting is read -> warm up -> serve -> measure. In: plain
+settings and the choices made per group. Out: a `Run`. Must not know: Hydra, files, tables.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+from paxserve.assemble import real_engine, scripted_engine
+from paxserve.compose import POLICY_AXES, load, load_policies
+from paxserve.engine import Engine
+from paxserve.intake import InvalidRequest
+from paxserve.metrics import Summary, summarize
+from paxserve.models.load import load_model
+from paxserve.models.tokenizer import Tokenizer
+from paxserve.notices import Notices, Say
+from paxserve.pack import variant_of
+from paxserve.policies import Policies
+from paxserve.sampling_params import SamplingParams
+from paxserve.serve import serve
+from paxserve.settings import EngineSettings, Knobs, from_section
+from paxserve.workload import Arrival
+
+type Progress = Callable[[str, int, int], None]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Run:
+    """What a run leaves. `warm_up_s` is outside the measured time; `num_executables` were built."""
+
+    engine: Engine
+    refused: list[tuple[Arrival, InvalidRequest]]
+    summary: Summary
+    warm_up_s: float
+    num_executables: int
+
+
+def run(
+    config: Mapping[str, Any],
+    *,
+    choices: Mapping[str, str],
+    explicit: Iterable[str],
+    say: Say,
+    progress: Progress,
+) -> Run:
+    """Run one experiment.
+
+    Args:
+        config: group -> key -> value, and `seed`.
+        choices: group -> the name that was chosen for it.
+        explicit: what the user set, as `group` or `group.key`.
+        say: receives messages for people.
+        progress: called with (what, done, total).
+
+    Raises:
+        ValueError: settings that are wrong, do not go together, or that nothing reads.
+        FileNotFoundError, ModuleNotFoundError: no such model or workload here.
+        NotImplementedError: a kernel that does not exist yet.
+    """
+    knobs = Knobs(config, explicit)
+    seed = int(config.get("seed", 0))
+    policies = _policies(knobs, choices)
+    arrivals = load("workload", choices["workload"], knobs.section("workload")).arrivals()
+    knobs.chosen("workload")
+    params = _sampling(knobs)
+    notices = Notices(status=say, warn=lambda message: say(f"warning: {message}"))
+    if choices["executor"] == "scripted":
+        engine, tokenizer = _scripted(knobs, policies, seed, notices), None
+    else:
+        engine, tokenizer = _real(knobs, policies, seed, say, notices)
+    knobs.check_all_read()
+    warm_up_s, num_executables = _warm_up(engine, params, progress)
+    if num_executables:
+        say(f"warm-up: {num_executables} executables in {warm_up_s:.1f} s")
+    ended = 0
+
+    def on_ended(number: int) -> None:
+        nonlocal ended
+        ended += number
+        progress("requests", ended, len(arrivals))
+
+    refused = serve(engine, arrivals, params, tokenizer=tokenizer, on_ended=on_ended)
+    summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
+    extra: Summary = {
+        "num_refused": len(refused),
+        "warm_up_s": warm_up_s,
+        "num_executables": num_executables,
+    }
+    return Run(
+        engine=engine,
+        refused=refused,
+        summary=summary | extra,
+        warm_up_s=warm_up_s,
+        num_executables=num_executables,
+    )
+
+
+def _policies(knobs: Knobs, choices: Mapping[str, str]) -> Policies:
+    for axis in POLICY_AXES:
+        knobs.chosen(axis)
+    return load_policies(choices, {axis: knobs.section(axis) for axis in POLICY_AXES})
+
+
+def _sampling(knobs: Knobs) -> SamplingParams:
+    """Greedy sampling reads none of the filters."""
+    section = knobs.section("sampling")
+    knobs.chosen("sampling")
+    is_greedy = section.get("temperature", 1.0) == 0
+    unread = ("top_k", "top_p", "min_p", "seed") if is_greedy else ()
+    return from_section(SamplingParams, section, unread=unread)
+
+
+def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSettings:
+    knobs.chosen("limits")
+    limits = from_section(EngineSettings, knobs.section("limits"), unread=unread)
+    return replace(limits, **more)
+
+
+def _real(
+    knobs: Knobs, policies: Policies, seed: int, say: Say, notices: Notices
+) -> tuple[Engine, Tokenizer | None]:
+    from paxserve.device import compile_cache
+
+    compile_cache.enable()
+    limits, executor = knobs.section("limits"), knobs.section("executor")
+    settings = _settings(
+        knobs,
+        unread=("memory_utilization",) if limits.get("kv_cache_memory_bytes") else (),
+        kernel=knobs.section("kernel")["backend"],
+        strict=bool(executor["strict"]),
+    )
+    model_section = knobs.section("model")
+    unknown = sorted(set(model_section) - {"name", "dtype"})
+    if unknown:
+        raise ValueError(f"unknown settings {unknown}; model has ['dtype', 'name']")
+    model = load_model(model_section["name"], dtype=model_section["dtype"], seed=seed)
+    engine = real_engine(
+        model, settings=settings, policies=policies, seed=seed, say=say, notices=notices
+    )
+    return engine, model.tokenizer
+
+
+def _scripted(knobs: Knobs, policies: Policies, seed: int, notices: Notices) -> Engine:
+    executor = knobs.section("executor")
+    settings = _settings(
+        knobs,
+        unread=("memory_utilization", "kv_cache_memory_bytes", "row_buckets", "token_buckets"),
+    )
+    return scripted_engine(
+        settings=settings,
+        policies=policies,
+        vocab_size=executor["vocab_size"],
+        step_s=executor["step_s"],
+        seed=seed,
+        notices=notices,
+    )
+
+
+def _warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple[float, int]:
+    from paxserve.executor.real import Real
+
+    if not isinstance(engine.executor, Real):
+        return 0.0, 0
+    seconds = engine.executor.warm_up(
+        [variant_of(params)], lambda done, total: progress("compiling", done, total)
+    )
+    return seconds, len(engine.executor.executables)

@@ -1,0 +1,78 @@
+"""From Hydra's composed config to plain data.
+
+Owns: where the configs lie, a user's own policies on the command line, and what counts as set by
+the user. In: a DictConfig. Out: dictionaries; DictConfig stops here. Must not know: what a setting
+means.
+"""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig, OmegaConf
+
+from paxserve.compose import POLICY_AXES
+
+_CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, 'workload'))})=([\w.]+:\w+)")
+_QUIET = ("hydra.run.dir=.", "hydra.sweep.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
+_NO_LOGS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
+
+
+def config_directory() -> Path:
+    """The configs: inside an installed package, at top level in a checkout."""
+    package = Path(__file__).parent
+    inside = package / "configs"
+    return inside if inside.is_dir() else package.parent / "configs"
+
+
+def custom_policies(overrides: Sequence[str]) -> list[str]:
+    """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
+    Hydra is told to leave no files of its own.
+    """
+    rewritten = []
+    for override in overrides:
+        found = _CUSTOM.fullmatch(override)
+        rewritten.append(f"+custom.{found[1]}={found[2]}" if found else override)
+    return [*rewritten, *_QUIET, *_NO_LOGS]
+
+
+type Composed = tuple[dict[str, Any], dict[str, str], list[str]]
+
+
+def compose_config(overrides: Sequence[str]) -> Composed:
+    """What `paxserve run` would get for these overrides; see `read_config`."""
+    with initialize_config_dir(str(config_directory()), version_base="1.3"):
+        config = compose("config", list(overrides), return_hydra_config=True)
+    groups = [str(key) for key in config if key != "hydra"]
+    return read_config(OmegaConf.masked_copy(config, groups), config.hydra)
+
+
+def read_config(config: DictConfig, hydra_config: DictConfig) -> Composed:
+    """Plain data.
+
+    Returns:
+        The settings by group; the choice made per group; and what the user set, as `group` or
+        `group.key`.
+    """
+    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    custom = plain.pop("custom", None) or {}
+    choices = {
+        group: str(choice)
+        for group, choice in hydra_config.runtime.choices.items()
+        if choice is not None and not group.startswith("hydra/")
+    }
+    for axis in custom:  # the settings of the choice it replaces are not its own
+        default = OmegaConf.load(config_directory() / axis / f"{choices[axis]}.yaml") or {}
+        plain[axis] = {k: v for k, v in (plain.get(axis) or {}).items() if k not in default}
+    explicit = [_key(override) for override in hydra_config.overrides.task]
+    settings = [key for key in explicit if key.split(".")[0] not in _NOT_SETTINGS]
+    return plain, {**choices, **custom}, settings
+
+
+_NOT_SETTINGS = ("custom", "experiment", "run", "run_dir", "seed")
+
+
+def _key(override: str) -> str:
+    return override.split("=", 1)[0].lstrip("+~").split("@")[0].replace("/", ".")

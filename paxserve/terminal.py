@@ -1,0 +1,46 @@
+"""The person at the terminal: progress bars on long work, messages beside them, quiet in a pipe.
+
+Owns: standard error. Must not know: what the work is.
+"""
+
+import sys
+
+from tqdm import tqdm
+
+
+class Terminal:
+    """One bar at a time. Bars appear after a second, and only where standard error is a terminal;
+    messages always.
+    """
+
+    def __init__(self) -> None:
+        self._bar: tqdm | None = None
+        self._what = ""
+
+    def progress(self, what: str, done: int, total: int) -> None:
+        """`done` of `total` of `what`."""
+        if self._bar is None or what != self._what:
+            self.close()
+            self._what = what
+            self._bar = tqdm(
+                desc=what,
+                total=total,
+                disable=not sys.stderr.isatty(),
+                delay=1.0,
+                dynamic_ncols=True,
+                file=sys.stderr,
+            )
+        self._bar.total = total
+        self._bar.update(done - self._bar.n)
+        if done >= total:
+            self.close()
+
+    def say(self, message: str) -> None:
+        """A line, without tearing the bar."""
+        tqdm.write(f"paxserve: {message}", file=sys.stderr)
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.close()
+            self._bar = None

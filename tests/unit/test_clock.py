@@ -1,0 +1,34 @@
+import pytest
+
+from paxserve.clock import VirtualClock, WallClock
+
+
+def test_virtual_time_moves_only_when_told():
+    clock = VirtualClock()
+    assert clock.now_s() == 0.0
+    clock.spend(1.5)
+    clock.spend(0.0)
+    assert clock.now_s() == 1.5
+    clock.wait_until(4.0)
+    assert clock.now_s() == 4.0
+    clock.wait_until(2.0)
+    assert clock.now_s() == 4.0
+
+
+def test_virtual_time_does_not_go_back():
+    clock = VirtualClock()
+    clock.spend(1.0)
+    with pytest.raises(ValueError, match=r"duration_s=-0\.5"):
+        clock.spend(-0.5)
+    assert clock.now_s() == 1.0
+
+
+def test_wall_time_waits_and_is_not_moved_by_steps():
+    clock = WallClock()
+    before = clock.now_s()
+    clock.spend(1000.0)
+    assert 0 <= before <= clock.now_s() < 100
+    target = clock.now_s() + 0.01
+    clock.wait_until(target)
+    assert clock.now_s() >= target
+    clock.wait_until(0.0)  # the past is no error

@@ -1,0 +1,60 @@
+import pytest
+from builders import make_limits, make_policies
+
+from paxserve.batching.static import Static
+from paxserve.batching.textbook import Textbook
+from paxserve.reservation.max import Max
+
+
+@pytest.mark.parametrize(
+    ("name", "low"),
+    [
+        ("max_num_seqs", 1),
+        ("max_num_batched_tokens", 1),
+        ("max_model_len", 2),
+        ("block_size", 1),
+        ("num_blocks", 2),
+    ],
+)
+def test_each_size_has_a_least_value(name, low):
+    small = {"max_num_seqs": 1}
+    assert getattr(make_limits(**(small | {name: low})), name) == low
+    with pytest.raises(ValueError, match=f"{name} must be at least {low}, got {low - 1}"):
+        make_limits(**(small | {name: low - 1}))
+
+
+def test_the_budget_gives_each_row_a_token():
+    assert make_limits(max_num_seqs=8, max_num_batched_tokens=8).max_num_batched_tokens == 8
+    with pytest.raises(ValueError, match="max_num_batched_tokens=7 .* max_num_seqs=8"):
+        make_limits(max_num_seqs=8, max_num_batched_tokens=7)
+
+
+@pytest.mark.parametrize(
+    ("max_model_len", "block_size", "width"), [(16, 4, 4), (17, 4, 5), (15, 4, 4), (5, 8, 1)]
+)
+def test_a_table_is_wide_enough_for_the_longest_request(max_model_len, block_size, width):
+    limits = make_limits(max_model_len=max_model_len, block_size=block_size)
+    assert limits.blocks_per_row == width
+
+
+def test_the_null_block_holds_nothing():
+    limits = make_limits(num_blocks=9, block_size=4)
+    assert (limits.num_usable_blocks, limits.num_usable_slots) == (8, 32)
+
+
+@pytest.mark.parametrize("batching", [Static(), Textbook()])
+def test_whole_prompts_need_a_budget_of_the_longest_request(batching):
+    policies = make_policies(batching=batching)
+    policies.check(make_limits(max_model_len=32, max_num_batched_tokens=32))
+    name = type(batching).__name__
+    with pytest.raises(ValueError, match=rf"{name} .*max_num_batched_tokens=31.*max_model_len=32"):
+        policies.check(make_limits(max_model_len=32, max_num_batched_tokens=31))
+    make_policies().check(make_limits(max_model_len=32, max_num_batched_tokens=31))
+
+
+def test_a_reservation_that_never_grows_must_fit_the_pool():
+    policies = make_policies(reservation=Max())
+    policies.check(make_limits(max_model_len=32, block_size=4, num_blocks=9))
+    with pytest.raises(ValueError, match=r"Max holds max_model_len=32 .*28 slots \(7 blocks of 4"):
+        policies.check(make_limits(max_model_len=32, block_size=4, num_blocks=8))
+    make_policies().check(make_limits(max_model_len=32, block_size=4, num_blocks=8))
