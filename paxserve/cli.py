@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import hydra
+from hydra.conf import HydraConf
 from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
@@ -22,6 +23,7 @@ from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.results import new_run_dir, write_results
 from paxserve.terminal import Terminal
 
+MOST_REFUSALS_SHOWN = 3
 USER_ERRORS = (ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError)
 EPILOG = """\
 examples:
@@ -71,7 +73,9 @@ def run_command(overrides: Sequence[str]) -> int:
             failures.append(failure)
 
     sys.argv = ["paxserve run", *custom_policies(overrides)]
-    hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="config")(task)()
+    hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="config")(
+        task
+    )()
     for failure in failures if len(failures) > 1 else ():
         print(f"paxserve: failed: {failure}", file=sys.stderr)
     return 2 if failures else 0
@@ -102,14 +106,16 @@ def run_job(config: DictConfig) -> str | None:
         return str(error)
     terminal.close()
     write_results(result, path, config={"choices": choices, **plain})
-    for arrival, error in result.refused:
-        terminal.say(f"request {arrival.request_id} was refused: {error}")
+    for arrival, why in result.refused[:MOST_REFUSALS_SHOWN]:
+        terminal.say(f"request {arrival.request_id} was refused: {why}")
+    if len(result.refused) > MOST_REFUSALS_SHOWN:
+        terminal.say(f"... and {len(result.refused) - MOST_REFUSALS_SHOWN} more were refused")
     print_table({path.name: result.summary})
     print(f"results: {path}")
-    return None
+    return None if result.engine.requests else f"all requests of {path} were refused"
 
 
-def _run_dir(plain: dict[str, Any], hydra_config: DictConfig) -> str | None:
+def _run_dir(plain: dict[str, Any], hydra_config: HydraConf) -> str | None:
     """`run_dir`, and under it one directory per run of a sweep."""
     wanted = plain.get("run_dir")
     if wanted is None or hydra_config.mode != RunMode.MULTIRUN:

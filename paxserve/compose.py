@@ -13,7 +13,7 @@ import importlib
 import pkgutil
 from collections.abc import Mapping
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from paxserve.policies import Policies
 
@@ -72,7 +72,7 @@ def load_policies(
     """One policy per axis of `POLICY_AXES`."""
     given = settings or {}
     made = {axis: load(axis, names[axis], given.get(axis)) for axis in POLICY_AXES}
-    return Policies(**cast(dict[str, Any], made))
+    return Policies(**made)
 
 
 def _public_classes(module: ModuleType) -> list[type]:

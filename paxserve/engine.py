@@ -78,9 +78,7 @@ class Engine:
         now_s = self.clock.now_s()
         arrival_s = now_s if arrival_s is None else arrival_s
         try:
-            request = self._intake.make(
-                prompt, params, arrival_s=arrival_s, request_id=request_id
-            )
+            request = self._intake.make(prompt, params, arrival_s=arrival_s, request_id=request_id)
             self.scheduler.add(request, now_s=now_s)
         except InvalidRequest as error:
             self.scheduler.reject(request_id or "?", reason=str(error), now_s=now_s)

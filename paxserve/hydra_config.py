@@ -16,7 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 from paxserve.compose import POLICY_AXES
 
 _CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, 'workload'))})=([\w.]+:\w+)")
-_QUIET = ("hydra.run.dir=.", "hydra.sweep.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
+_QUIET = (
+    "hydra.run.dir=.",
+    "hydra.sweep.dir=.",
+    "hydra.sweep.subdir=.",
+    "hydra.output_subdir=null",
+)
 _NO_LOGS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 
 
@@ -49,7 +54,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
     return read_config(OmegaConf.masked_copy(config, groups), config.hydra)
 
 
-def read_config(config: DictConfig, hydra_config: DictConfig) -> Composed:
+def read_config(config: DictConfig, hydra_config: Any) -> Composed:
     """Plain data.
 
     Returns:
@@ -64,7 +69,7 @@ def read_config(config: DictConfig, hydra_config: DictConfig) -> Composed:
         if choice is not None and not group.startswith("hydra/")
     }
     for axis in custom:  # the settings of the choice it replaces are not its own
-        default = OmegaConf.load(config_directory() / axis / f"{choices[axis]}.yaml") or {}
+        default: Any = OmegaConf.load(config_directory() / axis / f"{choices[axis]}.yaml") or {}
         plain[axis] = {k: v for k, v in (plain.get(axis) or {}).items() if k not in default}
     explicit = [_key(override) for override in hydra_config.overrides.task]
     settings = [key for key in explicit if key.split(".")[0] not in _NOT_SETTINGS]

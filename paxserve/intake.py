@@ -126,7 +126,7 @@ class Intake:
             ids = tuple([operator.index(i) for i in token_ids])  # type: ignore[arg-type]
         except TypeError:
             raise InvalidRequest(f"{name} must be a list of integers") from None
-        if ids and not (0 <= min(ids) and max(ids) < self._vocab_size):
+        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
             wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
             raise InvalidRequest(
                 f"{name} holds {wrong}, outside the model's vocabulary 0..{self._vocab_size - 1}"

@@ -74,7 +74,8 @@ class LLM:
         policies = Policies(
             admission=_policy("admission", admission),
             batching=_policy(
-                "batching", batching or ("chunked_prefill" if enable_chunked_prefill else "textbook")
+                "batching",
+                batching or ("chunked_prefill" if enable_chunked_prefill else "textbook"),
             ),
             reservation=_policy("reservation", reservation),
             placement=_policy("placement", placement),
@@ -115,7 +116,7 @@ class LLM:
             ValueError: as many `sampling_params` as prompts are needed.
         """
         is_single = isinstance(prompts, str | dict)
-        many: Sequence[Prompt] = [prompts] if is_single else list(prompts)  # type: ignore[list-item,arg-type]
+        many: Sequence[Prompt] = [prompts] if is_single else list(prompts)  # type: ignore[list-item]
         params = _one_each(sampling_params, len(many))
         self._warm_up(params, use_tqdm=use_tqdm)
         submitted: list[Request | RequestOutput] = []

@@ -85,9 +85,7 @@ def summarize(
     duration_s = 0.0
     if steps:
         duration_s = steps[-1].start_s + steps[-1].duration_s - min(r.arrival_s for r in records)
-    completed = [
-        r for r in records if r.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)
-    ]
+    completed = [r for r in records if r.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)]
     num_input = sum(r.num_prompt_tokens for r in completed)
     num_output = sum(r.num_output_tokens for r in records)
     summary: Summary = {
@@ -107,7 +105,9 @@ def summarize(
     summary |= _spread("e2el", [r.e2e_s for r in records])
     summary |= _spread("queue_time", [r.queue_time_s for r in records])
     normalized = [r.normalized_latency_s for r in records if r.normalized_latency_s is not None]
-    summary["mean_normalized_latency_s_per_token"] = float(np.mean(normalized)) if normalized else None
+    summary["mean_normalized_latency_s_per_token"] = (
+        float(np.mean(normalized)) if normalized else None
+    )
     return summary | _memory(records, steps, slots) | _device(steps)
 
 

@@ -30,9 +30,7 @@ VARIANTS = tuple(Variant)
 
 def variant_of(sampling: RowSampling | SamplingParams) -> Variant:
     """The variant that one row asks for; a step runs the last of its rows' variants."""
-    num_logprobs = (
-        sampling.num_logprobs if isinstance(sampling, RowSampling) else sampling.logprobs
-    )
+    num_logprobs = sampling.num_logprobs if isinstance(sampling, RowSampling) else sampling.logprobs
     if num_logprobs is not None and num_logprobs >= 0:
         return Variant.LOGPROBS
     sampled = sampling.temperature > 0 or sampling.min_tokens > 0
@@ -87,7 +85,7 @@ class Packer:
         first = np.array(first_column, np.int32)
         ends = first + np.array(num_column, np.int32)
         samples = np.array(samples_column, np.int32)
-        token_ids = [t for tokens in token_column for t in tokens or (-1,)]
+        token_ids = _token_ids(token_column)
         arrays = self._pad(rows, first, ends, token_ids, samples, bucket)
         if variant is not Variant.GREEDY:
             arrays = arrays._replace(sampling=self._sampling(rows, ends, bucket.num_rows))
@@ -96,7 +94,7 @@ class Packer:
     def padding(self, bucket: Bucket, variant: Variant) -> PackedStep:
         """A step of this shape without a single real token: for warm-up; nothing is written."""
         nothing = np.zeros(0, np.int32)
-        arrays = self._pad(nothing, nothing, nothing, [], nothing, bucket)
+        arrays = self._pad(nothing, nothing, nothing, nothing, nothing, bucket)
         if variant is not Variant.GREEDY:
             arrays = arrays._replace(sampling=self._sampling(nothing, nothing, bucket.num_rows))
         return PackedStep(arrays, bucket, variant)
@@ -106,7 +104,7 @@ class Packer:
         rows: np.ndarray,
         first: np.ndarray,
         ends: np.ndarray,
-        token_ids: list[int],
+        token_ids: np.ndarray,
         samples: np.ndarray,
         bucket: Bucket,
     ) -> StepArrays:
@@ -121,7 +119,7 @@ class Packer:
         tables = self._tables[rows]
         slots = tables[token_rows, blocks] * self._block_size + offsets
         return StepArrays(
-            token_ids=_padded(np.array(token_ids, np.int32), bucket.num_tokens, 0),
+            token_ids=_padded(token_ids, bucket.num_tokens, 0),
             token_rows=_padded(token_rows, bucket.num_tokens, 0),
             positions=_padded(positions, bucket.num_tokens, 0),
             slots=_padded(slots, bucket.num_tokens, self._num_slots),
@@ -167,8 +165,17 @@ class Packer:
         )
 
 
+def _token_ids(columns: tuple[tuple[int, ...], ...]) -> np.ndarray:
+    """Input ids of all rows; -1 for a row whose token is on the device."""
+    if not any(columns):
+        return np.full(len(columns), -1, np.int32)
+    return np.array([token for tokens in columns for token in tokens or (-1,)], np.int32)
+
+
 def _padded(values: np.ndarray, size: int, fill: float) -> np.ndarray:
-    """A copy of `values`, its first axis filled up to `size`."""
+    """`values`, a fresh array of this step, with its first axis filled up to `size`."""
+    if len(values) == size:
+        return values
     out = np.full((size, *values.shape[1:]), fill, values.dtype)
     out[: len(values)] = values
     return out

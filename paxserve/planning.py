@@ -104,9 +104,7 @@ class StepInMaking:
             if verdict.refused:
                 return verdict
         elif not self._make_room(request, num_tokens):
-            return Verdict(
-                0, refused=Reason.BLOCKS, num_preempted=self.num_preempted - num_before
-            )
+            return Verdict(0, refused=Reason.BLOCKS, num_preempted=self.num_preempted - num_before)
         for sequence in request.sequences:
             self._compute(request, sequence, num_tokens)
         return Verdict(num_tokens, num_preempted=self.num_preempted - num_before)

@@ -29,7 +29,7 @@ from typing import Any, NamedTuple
 
 import pyarrow as pa
 import pyarrow.parquet as pq
-import yaml
+from omegaconf import OmegaConf
 
 from paxserve.experiment import Run
 from paxserve.metrics import request_record
@@ -72,7 +72,7 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
         for request in engine.requests
     ]
     write_text(path / "outputs.jsonl", "".join(f"{line}\n" for line in lines))
-    write_text(path / "config.yaml", yaml.safe_dump(dict(config), sort_keys=False))
+    write_text(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     write_text(path / "env.json", json.dumps(environment(), indent=1))
     write_text(path / MARKER, "")
 

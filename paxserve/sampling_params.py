@@ -85,9 +85,7 @@ class SamplingParams:
         return tuple(self.stop)
 
 
-def _real(
-    name: str, value: object, *, low: float, high: float, open_low: bool = False
-) -> None:
+def _real(name: str, value: object, *, low: float, high: float, open_low: bool = False) -> None:
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     inside = is_number and math.isfinite(value) and low <= value <= high  # type: ignore[arg-type,operator]
     if not inside or (open_low and value == low):

@@ -104,7 +104,7 @@ class TokenLogprobs(NamedTuple):
 
 
 class RowOutput(NamedTuple):
-    """What one row produced: `num_samples` tokens. A token of -1 means its logits were not finite."""
+    """A row's `num_samples` tokens; -1 says that the logits were not finite."""
 
     tokens: tuple[int, ...]
     logprobs: tuple[TokenLogprobs, ...] = ()

@@ -25,11 +25,11 @@ class CompileCounter:
         jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         jax.monitoring.register_event_listener(self._on_event)
 
-    def _on_duration(self, event: str, duration: float, **_: object) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **_: str | int) -> None:
         if event == _COMPILE:
             self.num_compiles += 1
-            self.seconds += duration
+            self.seconds += duration_secs
 
-    def _on_event(self, event: str, **_: object) -> None:
+    def _on_event(self, event: str, **_: str | int) -> None:
         if event == _CACHE_HIT:
             self.num_cached += 1

@@ -5,8 +5,7 @@ Out: the state (donated in, so KV stays where it is) and what was sampled. Must 
 buckets exist, plans, requests.
 """
 
-from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -43,17 +42,17 @@ class StepOutputs(NamedTuple):
     logprobs: Logprobs | None
 
 
-type Forward = Callable[..., tuple[DeviceState, StepOutputs]]
+type Weights = nnx.State[Any, Any]
 
 
-def make_forward(graph: nnx.GraphDef[Llama], *, backend: str) -> Forward:
+def make_forward(graph: nnx.GraphDef[Llama], *, backend: str) -> jax.stages.Wrapped:
     """The step function `(parameters, state, arrays, variant) -> (state, outputs)`.
 
     Donates: state.
     """
 
     def forward(
-        parameters: nnx.State, state: DeviceState, arrays: StepArrays, variant: Variant
+        parameters: Weights, state: DeviceState, arrays: StepArrays, variant: Variant
     ) -> tuple[DeviceState, StepOutputs]:
         model = nnx.merge(graph, parameters)
         fed_back = state.last_sampled[arrays.row_ids[arrays.token_rows]]

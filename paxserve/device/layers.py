@@ -68,7 +68,9 @@ class Mlp(nnx.Module):
 class Attention(nnx.Module):
     """Grouped-query attention over one layer's paged KV."""
 
-    def __init__(self, parameters: Parameters, prefix: str, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self, parameters: Parameters, prefix: str, config: ModelConfig, layer: int
+    ) -> None:
         self.q = Linear(parameters, f"{prefix}q")
         self.k = Linear(parameters, f"{prefix}k")
         self.v = Linear(parameters, f"{prefix}v")
@@ -118,7 +120,7 @@ def _write_and_attend(
     sliding_window: int | None,
     backend: str,
 ) -> tuple[Float[Array, "T N H"], Array]:
-    """The kernels of one layer, jitted by themselves so that they are traced once for all layers."""
+    """The kernels of one layer, jitted by themselves to be traced once for all layers."""
     dtype = kv_blocks.dtype
     kv_blocks = write_kv(kv_blocks, k.astype(dtype), v.astype(dtype), slots, backend=backend)
     attended = paged_attention(

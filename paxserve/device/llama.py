@@ -61,9 +61,7 @@ class Llama(nnx.Module):
         rotation = gather_rotation((self.cos[...], self.sin[...]), arrays.positions)
         new_kv = []
         for layer, kv in zip(self.layers, kv_blocks, strict=True):
-            attended, kv = layer.attention(
-                layer.attention_norm(x), kv, rotation, arrays, backend
-            )
+            attended, kv = layer.attention(layer.attention_norm(x), kv, rotation, arrays, backend)
             x = x + attended
             x = x + layer.mlp(layer.mlp_norm(x))
             new_kv.append(kv)

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from paxserve.device.buckets import Bucket, Buckets
 from paxserve.arrays import StepArrays
+from paxserve.device.buckets import Bucket, Buckets
 from paxserve.device.forward import DeviceState, Logprobs, StepOutputs, make_forward
 from paxserve.device.kv_blocks import allocate
 from paxserve.device.llama import Llama
@@ -157,7 +157,7 @@ class Real:
         )
 
     def _run(self, packed: PackedStep) -> tuple[StepOutputs, float]:
-        """Start the executable for these arrays; returns its outputs and the seconds to build it."""
+        """Start the executable for these arrays; returns outputs and the seconds to build it."""
         arrays = jax.device_put(packed.arrays)
         key = (packed.bucket, packed.variant)
         compile_s = 0.0 if key in self._executables else self._compile(key, arrays)

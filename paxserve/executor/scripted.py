@@ -66,7 +66,8 @@ class Scripted:
     def _slot_ids(self, row: RowPlan, start: int, end: int) -> np.ndarray:
         positions = np.arange(start, end)
         blocks = self._tables[row.row, positions // self._block_size]
-        return blocks * self._block_size + positions % self._block_size
+        slots: np.ndarray = blocks * self._block_size + positions % self._block_size
+        return slots
 
     def _write(self, row: RowPlan) -> np.ndarray:
         tokens = row.tokens or (self._last_token[row.row],)

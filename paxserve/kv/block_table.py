@@ -54,9 +54,7 @@ class BlockTables:
             sequence.num_reserved_tokens = 0
 
     def _promise(self, request: Request, num_tokens: int) -> int:
-        promise = self.reservation.num_tokens(
-            request, num_needed=num_tokens, limits=self._limits
-        )
+        promise = self.reservation.num_tokens(request, num_needed=num_tokens, limits=self._limits)
         if promise < num_tokens:
             raise RuntimeError(
                 f"{type(self.reservation).__name__} promised {promise} tokens to "

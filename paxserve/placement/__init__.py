@@ -12,7 +12,9 @@ from typing import Protocol
 class FreeSpace(Protocol):
     """The free blocks of a pool."""
 
-    num_free: int
+    @property
+    def num_free(self) -> int:
+        """Free blocks."""
 
     def take(self, num_blocks: int) -> list[int] | None:
         """At least `num_blocks` (>= 1) blocks for a new table, or None."""

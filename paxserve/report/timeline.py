@@ -11,6 +11,8 @@ from typing import NamedTuple
 from paxserve.events import Event, Kind
 from paxserve.records import StepRecord
 
+type Colour = tuple[float, float, float, float]
+
 DEAD = "#8c8c8c"
 IDLE = "#e4e4e4"
 BAR_HEIGHT = 0.86
@@ -34,9 +36,7 @@ class Timeline(NamedTuple):
     stays: tuple[Stay, ...]
 
 
-def timeline(
-    events: Iterable[Event], steps: Sequence[StepRecord], *, num_rows: int
-) -> Timeline:
+def timeline(events: Iterable[Event], steps: Sequence[StepRecord], *, num_rows: int) -> Timeline:
     """Who was in which row when."""
     log = list(events)
     origin_s = min((event.time_s for event in log if event.kind is Kind.ARRIVED), default=0.0)
@@ -112,7 +112,7 @@ def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
             Patch(color=IDLE, label="idle"),
         ],
         loc="outside lower left",
-        ncols=3,
+        ncol=3,
         frameon=False,
         fontsize=9,
     )
@@ -120,7 +120,7 @@ def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
     plt.close(figure)
 
 
-def _colours(timelines: Mapping[str, Timeline]) -> dict[str, tuple[float, ...]]:
+def _colours(timelines: Mapping[str, Timeline]) -> dict[str, Colour]:
     """A colour per request, the same in every run; neighbours differ."""
     import matplotlib as mpl
 

@@ -37,7 +37,7 @@ class Jsonl:
             ValueError: a line is not as described; the message has file and line number.
             FileNotFoundError: there is no such file.
         """
-        arrivals = []
+        arrivals: list[Arrival] = []
         with Path(self.path).open(encoding="utf-8") as lines:
             for number, line in enumerate(lines, start=1):
                 if self.limit and len(arrivals) == self.limit:
@@ -63,7 +63,9 @@ class Jsonl:
             prompt=_text(fields, where),
             messages=_messages(fields, where),
             prompt_token_ids=_token_ids(fields, where),
-            max_tokens=_whole(fields, "max_tokens" if "max_tokens" in fields else "output_len", where),
+            max_tokens=_whole(
+                fields, "max_tokens" if "max_tokens" in fields else "output_len", where
+            ),
             seed=_whole(fields, "seed", where),
         )
 

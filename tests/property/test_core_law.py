@@ -85,9 +85,7 @@ def test_policies_and_sizes_do_not_change_a_token(batching, reservation, placeme
         placement=placement,
     )
     for request, (token_ids, max_tokens, seed, _) in zip(served, requests, strict=True):
-        assert list(request.output_token_ids) == tokens_alone(
-            token_ids, max_tokens, seed=seed or 0
-        )
+        assert list(request.output_token_ids) == tokens_alone(token_ids, max_tokens, seed=seed or 0)
         assert request.finish_reason == "length"
     event(f"preempted: {any(r.num_preemptions for r in served)}")
 

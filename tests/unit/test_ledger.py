@@ -28,7 +28,7 @@ def test_a_reservation_of_2048_of_which_300_are_used():
     submit(engine, prompt_ids(300), max_tokens=1)
     run_to_end(engine)
     assert engine.ledger.steps() == [counts(live=300, reserved_unused=1748, null=1)]
-    assert 1748 / 2048 == pytest.approx(0.854, abs=5e-4)
+    assert pytest.approx(0.854, abs=5e-4) == 1748 / 2048
 
 
 def test_300_tokens_in_blocks_of_16_waste_4():
@@ -116,9 +116,7 @@ def test_an_aborted_request_s_promise_is_settled_at_once_even_while_it_is_held()
     engine.step()
     assert engine.ledger.steps() == [counts(live=5, reserved_used=11, null=1)]  # both may use all
     engine.abort(aborted.request_id)
-    assert engine.ledger.steps() == [
-        counts(live=5, reserved_used=6, reserved_unused=5, null=1)
-    ]
+    assert engine.ledger.steps() == [counts(live=5, reserved_used=6, reserved_unused=5, null=1)]
     run_to_end(engine)
     assert engine.ledger.steps() == [
         counts(live=5, reserved_used=2, reserved_unused=9, null=1),
@@ -203,9 +201,7 @@ def test_the_classes_sum_to_the_pool_in_every_step(batching, reservation, placem
     limits = make_limits(
         block_size=3, num_blocks=9, max_model_len=20, max_num_seqs=3, max_num_batched_tokens=20
     )
-    engine = make_engine(
-        limits, batching=batching, reservation=reservation, placement=placement
-    )
+    engine = make_engine(limits, batching=batching, reservation=reservation, placement=placement)
     for salt in range(7):
         submit(engine, prompt_ids(1 + 2 * salt, salt), max_tokens=7 - salt)
     run_to_end(engine)

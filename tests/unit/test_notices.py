@@ -12,9 +12,7 @@ class Operator:
 
     def __init__(self, **options):
         self.status, self.warnings = [], []
-        self.notices = Notices(
-            status=self.status.append, warn=self.warnings.append, **options
-        )
+        self.notices = Notices(status=self.status.append, warn=self.warnings.append, **options)
         self.events = EventLog()
         self.now_s = 0.0
 
@@ -40,9 +38,13 @@ def test_a_status_line_every_few_seconds_of_the_engine_s_clock():
     operator = Operator()
     for _ in range(12):
         operator.step(num_waiting=2, live=5, free=10)
-    assert operator.status == [
-        "running 3, waiting 2, KV 50% in blocks, 25% live, 10 tokens/s",
-    ] * 2
+    assert (
+        operator.status
+        == [
+            "running 3, waiting 2, KV 50% in blocks, 25% live, 10 tokens/s",
+        ]
+        * 2
+    )
     assert operator.warnings == []
 
 

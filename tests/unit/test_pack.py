@@ -181,9 +181,7 @@ def test_arrays_are_fresh_in_every_step():
     first = instance.pack(two_prompts(hot)).arrays
     kept = deepcopy(first)
     instance.pack(mixed_step())
-    instance.pack(
-        plan([(8, 2, 0, 1, 1, (30,))], enters=[(8, 2, 1, GREEDY)], tables=[(2, 0, (1,))])
-    )
+    instance.pack(plan([(8, 2, 0, 1, 1, (30,))], enters=[(8, 2, 1, GREEDY)], tables=[(2, 0, (1,))]))
     for before, now in zip(flat(kept), flat(first), strict=True):
         assert np.array_equal(before, now)
     second = instance.pack(plan([(8, 2, 1, 1, 1, ())])).arrays

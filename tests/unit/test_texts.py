@@ -10,7 +10,8 @@ TOKENIZER = Letters(PIECES)
 
 
 def opened(tokenizer=TOKENIZER, **params):
-    request = make_intake().make({"prompt_token_ids": [A]}, greedy(**params), arrival_s=0.0)
+    intake = make_intake(tokenizer=TOKENIZER)
+    request = intake.make({"prompt_token_ids": [A]}, greedy(**params), arrival_s=0.0)
     texts = Texts(tokenizer)
     texts.open(request)
     return texts, request

@@ -1,0 +1,54 @@
+"""Config group = folder = file stem, and the keys of a file are the fields of its policy."""
+
+import dataclasses
+
+import pytest
+from axes import POLICY_AXES, ROOT, policy_class, stems, yaml_values
+
+CONFIGS = ROOT / "configs"
+AXES = (*POLICY_AXES, "workload", "executor")
+WITH_FIELDS = [(axis, stem) for axis in (*POLICY_AXES, "workload") for stem in stems(axis)]
+
+pytestmark = pytest.mark.skipif(not CONFIGS.exists(), reason="there are no configs yet")
+
+
+@pytest.mark.parametrize("axis", AXES)
+def test_every_file_of_an_axis_has_a_config_and_the_other_way_round(axis):
+    assert sorted(path.stem for path in (CONFIGS / axis).glob("*.yaml")) == stems(axis)
+
+
+@pytest.mark.parametrize(("axis", "stem"), WITH_FIELDS, ids=[f"{a}-{s}" for a, s in WITH_FIELDS])
+def test_keys_of_a_config_are_the_fields_of_its_policy(axis, stem):
+    cls = policy_class(axis, stem)
+    assert cls.__dataclass_params__.frozen
+    assert set(yaml_values(axis, stem)) == {field.name for field in dataclasses.fields(cls)}
+
+
+@pytest.mark.parametrize(("axis", "stem"), WITH_FIELDS, ids=[f"{a}-{s}" for a, s in WITH_FIELDS])
+def test_a_config_opens_with_a_comment_and_is_short(axis, stem):
+    lines = (CONFIGS / axis / f"{stem}.yaml").read_text(encoding="utf-8").splitlines()
+    assert lines[0].startswith("# ")
+    assert len(lines) <= 15
+
+
+@pytest.mark.parametrize("axis", POLICY_AXES)
+def test_a_policy_names_its_source(axis):
+    for stem in stems(axis):
+        module = policy_class(axis, stem).__module__
+        docstring = __import__(module, fromlist=["_"]).__doc__
+        assert "Source:" in docstring, module
+
+
+def test_the_default_choice_of_every_axis_exists():
+    from omegaconf import OmegaConf
+
+    config = OmegaConf.to_container(OmegaConf.load(CONFIGS / "config.yaml"), resolve=False)
+    defaults = {
+        group: choice
+        for entry in config["defaults"]
+        if isinstance(entry, dict)
+        for group, choice in entry.items()
+    }
+    for axis in AXES:
+        if stems(axis):
+            assert defaults[axis] in stems(axis)

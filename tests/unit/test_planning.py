@@ -1,0 +1,285 @@
+"""The scheduler checks its policies: a wrong answer is an error, never wrong memory."""
+
+from dataclasses import dataclass, field
+
+import pytest
+from builders import make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
+from invariants import check
+
+from paxserve.batching import Admit, Decodes, Grant, Reason
+from paxserve.batching.chunked_prefill import ChunkedPrefill
+from paxserve.batching.textbook import Textbook
+from paxserve.gate import MemoryView
+from paxserve.request import FinishReason, State
+
+
+@dataclass
+class Script:
+    """A batching policy that proposes what a function makes of the view, and keeps the verdicts."""
+
+    make: object
+    release: str = "at_finish"
+    whole_prompts: bool = False
+    verdicts: list = field(default_factory=list)
+
+    def propose(self, view):
+        for proposal in self.make(view):
+            verdict = yield proposal
+            self.verdicts.append(verdict)
+
+
+def scripted(make, limits=None, **chosen):
+    policy = Script(make)
+    return make_engine(limits or make_limits(), batching=policy, **chosen), policy
+
+
+def everything(view):
+    """A policy that works: each running request, then each waiting one, as far as they go."""
+    yield from (Grant(r, r.num_remaining_tokens) for r in view.running)
+    for request in view.waiting():
+        yield Grant(request, request.num_remaining_tokens)
+
+
+@pytest.mark.parametrize("num_tokens", [0, -1, 4])
+def test_a_grant_outside_what_is_left_is_an_error(num_tokens):
+    engine, _ = scripted(lambda view: [Grant(next(view.waiting()), num_tokens)])
+    submit(engine, prompt_ids(3))
+    with pytest.raises(RuntimeError, match=f"Script granted {num_tokens} tokens .*has 3 to comp"):
+        engine.step()
+
+
+def test_a_second_grant_in_one_step_is_an_error():
+    def twice(view):
+        (request,) = [*view.waiting(), *view.running]
+        yield Grant(request, 2)
+        yield Grant(request, 1)
+
+    engine, _ = scripted(twice)
+    submit(engine, prompt_ids(3))
+    with pytest.raises(RuntimeError, match="granted in this step already: True"):
+        engine.step()
+
+
+def test_a_second_decode_in_one_step_is_an_error():
+    def twice(view):
+        if view.running:
+            yield Decodes([*view.running, *view.running])
+        else:
+            yield from everything(view)
+
+    engine, _ = scripted(twice)
+    submit(engine, prompt_ids(3))
+    engine.step()
+    with pytest.raises(RuntimeError, match="granted in this step already: True"):
+        engine.step()
+
+
+def test_a_decode_of_a_prompt_is_an_error():
+    def decode(view):
+        yield Admit(next(view.waiting()), 3)
+        yield Decodes(view.running)
+
+    engine, _ = scripted(decode)
+    submit(engine, prompt_ids(3))
+    with pytest.raises(RuntimeError, match="granted 1 tokens .*has 3 to compute"):
+        engine.step()
+
+
+def test_admitting_without_computing_anything_is_an_error():
+    engine, _ = scripted(lambda view: [Admit(next(view.waiting()), 3)])
+    submit(engine, prompt_ids(3))
+    with pytest.raises(RuntimeError, match="Script admitted sequences .* computes nothing"):
+        engine.step()
+
+
+def test_a_grant_to_a_request_that_is_over_is_an_error():
+    kept = []
+
+    def remember(view):
+        if kept:
+            yield Grant(kept[0], 1)
+        else:
+            kept.extend(view.waiting())
+            yield Grant(kept[0], 3)
+
+    engine, _ = scripted(remember)
+    submit(engine, prompt_ids(3), max_tokens=1)
+    engine.step()
+    with pytest.raises(RuntimeError, match="which is finished"):
+        engine.step()
+
+
+def test_budget_rows_and_blocks_refuse_and_change_nothing():
+    limits = make_limits(max_num_seqs=2, max_num_batched_tokens=10, num_blocks=4)
+    engine, policy = scripted(everything, limits)
+    lengths = [4, 7, 6, 6]
+    for salt, length in enumerate(lengths):
+        submit(engine, prompt_ids(length, salt), max_tokens=2)
+    engine.scheduler.plan(now_s=0.0)
+    refused = [verdict.refused for verdict in policy.verdicts]
+    assert refused == [None, Reason.BUDGET, None, Reason.BUDGET]
+    check_tables = [len(r.sequence.block_table) for r in engine.requests]
+    assert check_tables == [1, 0, 2, 0]
+
+    engine, policy = scripted(everything, make_limits(max_num_seqs=2))
+    for salt in range(3):
+        submit(engine, prompt_ids(4, salt))
+    engine.scheduler.plan(now_s=0.0)
+    assert [v.refused for v in policy.verdicts] == [None, None, Reason.ROWS]
+
+    engine, policy = scripted(everything, make_limits(num_blocks=3))
+    for salt in range(3):
+        submit(engine, prompt_ids(5 if salt else 4, salt))
+    engine.scheduler.plan(now_s=0.0)
+    assert [v.refused for v in policy.verdicts] == [None, Reason.BLOCKS, Reason.BLOCKS]
+    assert engine.scheduler.batch.pool.num_free == 1
+    held_back = [e for e in engine.events if e.kind == "held_back"]
+    assert [(e.request_id, e.num_tokens, e.detail) for e in held_back] == [("1", 5, "blocks")]
+
+
+def test_a_gate_is_asked_with_the_memory_at_hand_and_can_refuse():
+    asked = []
+
+    class OneAtATime:
+        def admits(self, request, memory):
+            asked.append((request.request_id, memory))
+            return memory.num_free == memory.num_usable
+
+    engine, policy = scripted(everything, gates=(OneAtATime(),))
+    for salt in range(2):
+        submit(engine, prompt_ids(5, salt), max_tokens=1)
+    engine.step()
+    assert [v.refused for v in policy.verdicts] == [None, Reason.GATE]
+    assert asked == [("0", MemoryView(16, 16, 2)), ("1", MemoryView(16, 14, 2))]
+    run_to_end(engine)
+    assert [r.num_output_tokens for r in engine.requests] == [1, 1]
+
+
+def test_a_head_that_can_never_enter_is_ended_and_the_next_is_served():
+    class Never:
+        def admits(self, request, memory):
+            return request.request_id != "0"
+
+    engine = make_engine(batching=ChunkedPrefill(), gates=(Never(),))
+    stuck = submit(engine, prompt_ids(3))
+    served = submit(engine, prompt_ids(3), max_tokens=2)
+    run_to_end(engine, max_steps=10)
+    assert stuck.finish_reason is FinishReason.ERROR
+    assert "request 0 cannot be scheduled: nothing else runs" in stuck.error
+    assert "16 free blocks of 4 tokens" in stuck.error
+    assert served.num_output_tokens == 2
+
+
+def test_kept_budget_is_left_for_others():
+    limits = make_limits(max_num_batched_tokens=10)
+    engine, policy = scripted(
+        lambda view: [Grant(r, 4, num_kept=3) for r in view.waiting()], limits
+    )
+    for salt in range(3):
+        submit(engine, prompt_ids(4, salt))
+    engine.step()
+    assert [v.refused for v in policy.verdicts] == [None, Reason.BUDGET, Reason.BUDGET]
+
+
+def test_textbook_keeps_a_token_of_the_budget_for_each_running_request():
+    """Budget 10 with 4 running: a newcomer of 6 enters beside them, one of 7 waits for one of
+    them to end.
+    """
+    for length, entered in ((6, 2), (7, 4)):
+        limits = make_limits(
+            max_num_seqs=5, max_num_batched_tokens=10, max_model_len=10, num_blocks=40
+        )
+        engine = make_engine(limits, batching=Textbook())
+        for salt in range(4):
+            submit(engine, prompt_ids(2, salt), max_tokens=3)
+        engine.step()
+        newcomer = submit(engine, prompt_ids(length, 9), max_tokens=2)
+        run_to_end(engine)
+        assert newcomer.first_scheduled_s == entered - 1
+        assert list(newcomer.output_token_ids) == tokens_alone(prompt_ids(length, 9), 2)
+        assert all(r.token_times_s == [1.0, 2.0, 3.0] for r in engine.requests[:4])
+
+
+def test_a_victim_s_grant_and_its_budget_come_back():
+    """Pool of 4 blocks of 2. The newest has been granted its decode when the oldest, last in
+    this policy's order, needs a block: the grant is returned and the budget with it.
+    """
+    budgets = []
+
+    def newest_first(view):
+        if not view.running:
+            yield from everything(view)
+            return
+        yield Decodes(view.running[::-1])
+        budgets.append(view.budget_left)
+
+    limits = make_limits(
+        block_size=2, num_blocks=5, max_num_seqs=2, max_num_batched_tokens=9, max_model_len=8
+    )
+    engine, policy = scripted(newest_first, limits)
+    oldest = submit(engine, prompt_ids(4), max_tokens=4)
+    newest = submit(engine, prompt_ids(3, 1), max_tokens=4)
+    engine.step()
+    plan = engine.scheduler.plan(now_s=1.0)
+    assert [row.sequence_id for row in plan.rows] == [oldest.sequence.sequence_id]
+    assert budgets == [8]
+    assert policy.verdicts[-1].num_preempted == 1
+    assert (newest.state, newest.num_preemptions) == (State.WAITING, 1)
+    assert newest.num_recomputed_tokens == 3  # not the token of the grant it returned
+    assert newest.sequence.num_known_tokens == len(newest.sequence.token_ids) == 4
+    assert (newest.sequence.num_computed_tokens, newest.sequence.block_table) == (0, [])
+    assert {write.row for write in plan.table_writes} == {oldest.sequence.row}
+
+
+def test_nobody_enters_in_the_step_that_preempted_it():
+    """The victim leaves free blocks enough for itself, and must not have them back at once."""
+    limits = make_limits(block_size=2, num_blocks=5, max_num_seqs=2, max_model_len=8)
+    engine = make_engine(limits)
+    submit(engine, prompt_ids(4), max_tokens=4)
+    newest = submit(engine, prompt_ids(3, 1), max_tokens=4)
+    engine.step()
+    engine.step()
+    assert (newest.num_preemptions, newest.state) == (1, State.WAITING)
+    assert engine.executor.plans[-1].entries == ()
+    check(engine)
+    run_to_end(engine)
+    assert list(newest.output_token_ids) == tokens_alone(prompt_ids(3, 1), 4)
+
+
+def test_the_lowest_free_row_is_taken_and_kept():
+    engine = make_engine(make_limits(max_num_seqs=3, num_blocks=40))
+    first, second, third = (submit(engine, prompt_ids(2, n), max_tokens=9) for n in range(3))
+    engine.step()
+    assert [r.sequence.row for r in (first, second, third)] == [0, 1, 2]
+    engine.abort(first.request_id)
+    engine.abort(second.request_id)
+    engine.step()
+    late = submit(engine, prompt_ids(2, 5), max_tokens=2)
+    engine.step()
+    assert (late.sequence.row, third.sequence.row) == (0, 2)
+
+
+def test_a_resumed_request_counts_as_newly_admitted():
+    engine = make_engine()
+    first = submit(engine, prompt_ids(3), max_tokens=9)
+    second = submit(engine, prompt_ids(3, 1), max_tokens=9)
+    engine.step()
+    assert (first.admitted_seq, second.admitted_seq) == (0, 1)
+    engine.scheduler.batch.preempt(first, num_lost_tokens=3, method="recompute")
+    engine.step()
+    assert (first.admitted_seq, second.admitted_seq) == (2, 1)
+    assert first.first_scheduled_s == 0.0
+
+
+def test_an_unknown_preemption_method_is_an_error():
+    class Swap:
+        def choose(self, request):
+            return "swap"
+
+    limits = make_limits(block_size=2, num_blocks=5, max_num_seqs=2, max_model_len=8)
+    engine = make_engine(limits, preemption=Swap())
+    submit(engine, prompt_ids(4), max_tokens=4)
+    submit(engine, prompt_ids(3, 1), max_tokens=4)
+    engine.step()
+    with pytest.raises(RuntimeError, match="preemption method 'swap' is not known"):
+        engine.step()
