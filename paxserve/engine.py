@@ -137,8 +137,10 @@ class Engine:
             self.steps.append(record)
             if self._notices is not None:
                 self._notices.after_step(record, slots, self.events)
-        ended = [r for r in scheduler.take_ended() if r not in progressed]
-        for request in progressed + ended:
+        for request in progressed:
+            self._advance_text(request)
+        ended = [request for request in scheduler.take_ended() if request not in progressed]
+        for request in ended:
             self._advance_text(request)
         return progressed + ended
 

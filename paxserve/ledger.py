@@ -70,9 +70,11 @@ class Ledger:
         live = promised = num_blocks = tail = 0
         for request in batch.running:
             for sequence in request.sequences:
-                live += sequence.num_computed_tokens
-                promised += sequence.num_reserved_tokens
-                tail += -sequence.num_reserved_tokens % block_size
+                computed, reserved = sequence.num_computed_tokens, sequence.num_reserved_tokens
+                covered = reserved if reserved > computed else computed
+                live += computed
+                promised += covered
+                tail += -covered % block_size
                 num_blocks += len(sequence.block_table)
             if promises_ahead:
                 self._note_promise(request)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paxserve.arrays import SamplingArrays, StepArrays
-from paxserve.device.buckets import Bucket, Buckets
+from paxserve.device.buckets import Bucket, Buckets, Exact
 from paxserve.limits import Limits
 from paxserve.sampling_params import MAX_SUPPRESSED_IDS, SamplingParams
 from paxserve.step import RowEntry, RowSampling, StepPlan
@@ -48,7 +48,7 @@ class PackedStep(NamedTuple):
 class Packer:
     """Invariant: `_tables[row, :n]` is the block table of the sequence in that row."""
 
-    def __init__(self, *, limits: Limits, buckets: Buckets, num_slots: int) -> None:
+    def __init__(self, *, limits: Limits, buckets: Buckets | Exact, num_slots: int) -> None:
         num_rows = limits.max_num_seqs
         self._buckets = buckets
         self._block_size = limits.block_size

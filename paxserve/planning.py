@@ -121,21 +121,18 @@ class StepInMaking:
             if not self.budget_left:
                 break
             sequence = request.sequences[0]
-            position = sequence.num_computed_tokens
-            if sequence.num_known_tokens - position != 1 or sequence.sequence_id in rows:
+            position, sequence_id = sequence.num_computed_tokens, sequence.sequence_id
+            if sequence.num_known_tokens - position != 1 or sequence_id in rows:
                 raise self._wrong_grant(request, 1)
-            if position >= sequence.num_reserved_tokens:
-                if position == len(sequence.block_table) * block_size:
-                    if not self._make_room(request, 1):
-                        continue
-                else:
-                    sequence.num_reserved_tokens = position + 1
+            if position == len(sequence.block_table) * block_size:
+                if not self._make_room(request, 1):
+                    continue
             on_device = position >= sequence.num_entry_tokens
             tokens = () if on_device else (sequence.token_ids[position],)
             sequence.num_computed_tokens = position + 1
             sequence.num_known_tokens = position + 2
-            rows[sequence.sequence_id] = _new_tuple(
-                RowPlan, (sequence.sequence_id, sequence.row, position, 1, 1, tokens)
+            rows[sequence_id] = _new_tuple(
+                RowPlan, (sequence_id, sequence.row, position, 1, 1, tokens)
             )
             self.budget_left -= 1
         return Verdict(len(rows) - num_rows_before, num_preempted=self.num_preempted - num_before)
@@ -173,12 +170,13 @@ class StepInMaking:
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Slots for `num_tokens` more of a running request, preempting until they are found."""
         target = request.sequence.num_computed_tokens + num_tokens
+        tables = self._batch.tables
         self._note_tables(request)
-        num_needed = self._batch.tables.num_blocks_needed(request, target)
-        if num_needed * len(request.sequences) > self.limits.num_usable_blocks:
-            self._fail(request, num_needed)
-            return False
-        while not self._batch.tables.hold(request, target):
+        while not tables.hold(request, target):
+            num_needed = tables.num_blocks_needed(request, target) * len(request.sequences)
+            if num_needed > self.limits.num_usable_blocks:
+                self._fail(request, num_needed)
+                return False
             victim = min(self._batch.running, key=self._policies.victim.key)
             self._preempt(victim)
             if victim is request:

@@ -45,7 +45,8 @@ class Sequence:
     before it runs: `num_known_tokens` counts prompt and output tokens, those included that a
     planned step is still to sample; `num_computed_tokens` counts tokens whose KV is valid once the
     planned steps have run. `num_entry_tokens` were known when it entered its row; later ones were
-    sampled there, so the device has them. `row` is -1 while it has none.
+    sampled there, so the device has them. `num_reserved_tokens` were promised when its table last
+    grew. `row` is -1 while it has none.
     """
 
     sequence_id: int

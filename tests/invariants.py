@@ -83,9 +83,9 @@ def _check_tables(engine: Engine) -> None:
                 assert sequence.num_reserved_tokens == 0
                 continue
             assert len(set(table)) == len(table)
-            num_blocks = -(-sequence.num_reserved_tokens // block_size)  # I4
+            covered = max(sequence.num_reserved_tokens, sequence.num_computed_tokens)
+            num_blocks = -(-covered // block_size)  # I4
             assert len(table) == num_blocks or (not is_exact and len(table) > num_blocks)
-            assert sequence.num_computed_tokens <= sequence.num_reserved_tokens
             if contiguous and table:
                 assert table == list(range(table[0], table[0] + len(table)))
             assert len(sequence.token_ids) == sequence.num_known_tokens or (

@@ -59,6 +59,14 @@ class Buckets:
         )
 
 
+class Exact:
+    """No padding: every step has its own shape. For executors that compile nothing."""
+
+    def choose(self, *, num_tokens: int, num_rows: int) -> Bucket:
+        """The step's own shape."""
+        return Bucket(num_tokens, num_rows)
+
+
 def _rungs(name: str, given: tuple[int, ...], limit: int) -> tuple[int, ...]:
     rungs = given or (max(1, limit // 16), max(1, limit // 4), limit)
     if min(rungs) < 1 or max(rungs) != limit:

@@ -2,15 +2,19 @@
 
 Owns: one number per KV slot. A step writes (token, position) into slots and samples by hashing all
 slots of the context in table order, so that any mistake in tables, positions, chunks or preemption
-changes tokens, and a correct scheduler cannot. In: plans. Out: results, exact under every policy.
+changes tokens, and a correct scheduler cannot. It runs on the same packed arrays as the model, so
+packing is under the same law. In: plans. Out: results, exact under every policy.
 """
 
 from collections import deque
 
 import numpy as np
 
+from paxserve.arrays import StepArrays
+from paxserve.device.buckets import Exact
 from paxserve.limits import Limits
-from paxserve.step import NO_OUTPUT, RowOutput, RowPlan, StepPlan, StepResult
+from paxserve.pack import Packer
+from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult
 
 _UNWRITTEN = np.uint64(0)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
@@ -28,31 +32,32 @@ class Scripted:
 
     def __init__(self, *, limits: Limits, vocab_size: int, step_s: float = 1.0) -> None:
         self._block_size = limits.block_size
-        self._vocab_size = vocab_size
+        self._vocab_size = np.uint64(vocab_size)
         self._step_s = step_s
-        self._slots = np.full(limits.num_blocks * limits.block_size, _UNWRITTEN)
-        self._tables = np.zeros((limits.max_num_seqs, limits.blocks_per_row), np.int64)
-        self._seeds = [0] * limits.max_num_seqs
-        self._last_token = [-1] * limits.max_num_seqs
+        num_slots = limits.num_blocks * limits.block_size
+        self._slots = np.full(num_slots, _UNWRITTEN)
+        self._last_sampled = np.full(limits.max_num_seqs, -1, np.int64)
+        self._packer = Packer(limits=limits, buckets=Exact(), num_slots=num_slots)
         self._in_flight: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         """Run the step now; its result waits for `collect`."""
         for entry in plan.entries:
-            self._tables[entry.row] = 0
-            self._last_token[entry.row] = -1
-            self._seeds[entry.row] = entry.sampling.seed if entry.sampling.temperature else 0
-        for write in plan.table_writes:
-            end = write.start + len(write.block_ids)
-            self._tables[write.row, write.start : end] = write.block_ids
-        written = np.concatenate([self._write(row) for row in plan.rows])
-        if len(np.unique(written)) != len(written) or (written < self._block_size).any():
-            raise RuntimeError(f"step {plan.step_id} writes a slot twice, or the null block")
-        outputs = tuple(self._sample(row) if row.num_samples else NO_OUTPUT for row in plan.rows)
+            self._last_sampled[entry.row] = -1
+        self._check_inputs(plan)
+        arrays = self._packer.pack(plan).arrays
+        self._write(arrays)
+        tokens = self._sample(plan, arrays)
+        samples = np.array([row.num_samples > 0 for row in plan.rows])
+        self._last_sampled[arrays.row_ids[samples]] = tokens[samples]
+        outputs = [
+            RowOutput((token,)) if row.num_samples else NO_OUTPUT
+            for row, token in zip(plan.rows, tokens.tolist(), strict=True)
+        ]
         self._in_flight.append(
             StepResult(
                 step_id=plan.step_id,
-                outputs=outputs,
+                outputs=tuple(outputs),
                 duration_s=self._step_s,
                 padded_tokens=plan.num_tokens,
                 padded_rows=len(plan.rows),
@@ -63,32 +68,46 @@ class Scripted:
         """The oldest result."""
         return self._in_flight.popleft()
 
-    def _slot_ids(self, row: RowPlan, start: int, end: int) -> np.ndarray:
-        positions = np.arange(start, end)
-        blocks = self._tables[row.row, positions // self._block_size]
-        slots: np.ndarray = blocks * self._block_size + positions % self._block_size
-        return slots
+    def _check_inputs(self, plan: StepPlan) -> None:
+        for row in plan.rows:
+            tokens = row.tokens or (self._last_sampled[row.row],)
+            if len(tokens) != row.num_tokens or min(tokens) < 0:
+                raise RuntimeError(f"{row} has no {row.num_tokens} input tokens: {tokens}")
 
-    def _write(self, row: RowPlan) -> np.ndarray:
-        tokens = row.tokens or (self._last_token[row.row],)
-        if len(tokens) != row.num_tokens or min(tokens) < 0:
-            raise RuntimeError(f"row {row} has no {row.num_tokens} input tokens: {tokens}")
-        end = row.first_position + row.num_tokens
-        slots = self._slot_ids(row, row.first_position, end)
-        positions = np.arange(row.first_position, end, dtype=np.uint64)
-        self._slots[slots] = _mix(np.asarray(tokens, np.uint64) + _mix(positions))
-        return slots
+    def _write(self, arrays: StepArrays) -> None:
+        fed_back = self._last_sampled[arrays.row_ids[arrays.token_rows]]
+        tokens = np.where(arrays.token_ids < 0, fed_back, arrays.token_ids)
+        slots = arrays.slots
+        if len(np.unique(slots)) != len(slots) or slots.min() < self._block_size:
+            raise RuntimeError(f"a step writes a slot twice, or the null block: {slots.tolist()}")
+        positions = arrays.positions.astype(np.uint64)
+        self._slots[slots] = _mix(tokens.astype(np.uint64) + _mix(positions))
 
-    def _sample(self, row: RowPlan) -> RowOutput:
-        end = row.first_position + row.num_tokens
-        read = self._slots[self._slot_ids(row, 0, end)]
+    def _sample(self, plan: StepPlan, arrays: StepArrays) -> np.ndarray:
+        """A token per row, from every slot of its context."""
+        lengths = arrays.context_lens
+        starts = np.cumsum(lengths) - lengths
+        rows = np.repeat(np.arange(len(lengths)), lengths)
+        positions = np.arange(len(rows)) - starts[rows]
+        blocks, offsets = np.divmod(positions, self._block_size)
+        read = self._slots[arrays.block_table[rows, blocks] * self._block_size + offsets]
         if (read == _UNWRITTEN).any():
+            row = plan.rows[rows[read == _UNWRITTEN][0]]
             raise RuntimeError(f"sequence {row.sequence_id} reads a slot that was never written")
-        order = np.arange(1, end + 1, dtype=np.uint64)
-        digest = _mix((read * order).sum(keepdims=True) + np.uint64(self._seeds[row.row]))
-        token = int(digest[0] % np.uint64(self._vocab_size))
-        self._last_token[row.row] = token
-        return RowOutput((token,))
+        order = (positions + 1).astype(np.uint64)
+        digests = np.add.reduceat(read * order, starts)
+        tokens: np.ndarray = (_mix(digests + self._seeds(arrays)) % self._vocab_size).astype(
+            np.int64
+        )
+        return tokens
+
+    def _seeds(self, arrays: StepArrays) -> np.ndarray:
+        """The seed of rows that sample at random, else 0."""
+        if arrays.sampling is None:
+            return np.zeros(len(arrays.context_lens), np.uint64)
+        sampling = arrays.sampling
+        seeds: np.ndarray = np.where(sampling.temperature > 0, sampling.seed, 0).astype(np.uint64)
+        return seeds
 
 
 def _mix(values: np.ndarray) -> np.ndarray:
