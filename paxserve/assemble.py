@@ -26,7 +26,6 @@ def real_engine(
     policies: Policies,
     seed: int = 0,
     say: Say,
-    notices: Notices | None = None,
 ) -> Engine:
     """An engine on JAX and the wall clock; not warmed up yet.
 
@@ -34,8 +33,8 @@ def real_engine(
         model: what to serve.
         settings, policies: how.
         seed: of requests that bring none.
-        say: receives two lines: the kernel that was chosen, and the size of the pool.
-        notices: status and warnings while it runs.
+        say: receives two lines, the kernel that was chosen and the size of the pool, and status
+            and warnings while it runs.
 
     Raises:
         ValueError: sizes that do not fit the model, the memory, or each other.
@@ -51,6 +50,7 @@ def real_engine(
     size = pool_size(
         platform=platform,
         free_bytes=memory.free_bytes(),
+        weight_bytes=sum(array.nbytes for array in model.parameters.values()),
         step_bytes=memory.step_bytes(
             model.config, num_tokens=budget, num_rows=settings.max_num_seqs
         ),
@@ -92,7 +92,7 @@ def real_engine(
             seed=seed,
         ),
         tokenizer=model.tokenizer,
-        notices=notices,
+        notices=_notices(policies, status=say, say=say),
     )
 
 
@@ -103,9 +103,11 @@ def scripted_engine(
     vocab_size: int,
     step_s: float,
     seed: int = 0,
-    notices: Notices | None = None,
+    say: Say,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
+
+    `say` receives warnings; there is no status line, since nobody waits.
 
     Raises:
         ValueError: no pool size, or sizes that do not fit each other.
@@ -126,7 +128,15 @@ def scripted_engine(
         executor=Scripted(limits=limits, vocab_size=vocab_size, step_s=step_s),
         clock=VirtualClock(),
         intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
-        notices=notices,
+        notices=_notices(policies, status=None, say=say),
+    )
+
+
+def _notices(policies: Policies, *, status: Say | None, say: Say) -> Notices:
+    return Notices(
+        status=status,
+        warn=lambda message: say(f"warning: {message}"),
+        can_preempt=policies.reservation.grows,
     )
 
 
@@ -135,7 +145,7 @@ def _model_len(settings: EngineSettings, max_position: int) -> int:
         raise ValueError(
             f"max_model_len={settings.max_model_len} is beyond the model's {max_position} positions"
         )
-    return settings.max_model_len or max_position
+    return max_position if settings.max_model_len is None else settings.max_model_len
 
 
 def _budget(settings: EngineSettings, policies: Policies, max_model_len: int) -> int:
@@ -148,11 +158,14 @@ def _budget(settings: EngineSettings, policies: Policies, max_model_len: int) ->
 def _limits(
     settings: EngineSettings, max_model_len: int, budget: int, *, num_device_blocks: int
 ) -> Limits:
-    num_blocks = settings.num_blocks_override or num_device_blocks
+    num_blocks = settings.num_blocks_override
+    if num_blocks is None:
+        num_blocks = num_device_blocks
     if num_blocks > num_device_blocks:
         raise ValueError(
             f"num_blocks_override={num_blocks} is beyond the device's pool of {num_device_blocks} "
-            "blocks: give it more memory (memory_utilization, kv_cache_memory_bytes)"
+            "blocks: set kv_cache_memory_bytes, or raise what bounds the pool (memory, "
+            "max_num_seqs x max_model_len)"
         )
     return Limits(
         max_num_seqs=settings.max_num_seqs,

@@ -12,7 +12,7 @@ from paxserve.kv.block_pool import BlockPool
 from paxserve.kv.block_table import BlockTables
 from paxserve.limits import Limits
 from paxserve.placement import Placement
-from paxserve.request import FinishReason, Request, State
+from paxserve.request import FinishReason, Request, Sequence, State
 from paxserve.reservation import Reservation
 from paxserve.waiting import WaitingQueue
 
@@ -43,17 +43,16 @@ class Batch:
         self.finished: list[Request] = []
         self.ended: list[Request] = []
         self.requests: dict[str, Request] = {}
-        self.by_sequence: dict[int, Request] = {}
+        self.by_sequence: dict[int, tuple[Request, Sequence]] = {}
         self.free_rows = list(range(limits.max_num_seqs))
         self._num_admitted = 0
         self._events = events
 
     def add(self, request: Request) -> None:
         """A new request waits."""
-        if request.request_id in self.requests:
-            raise ValueError(f"request id {request.request_id!r} is already in use")
+        assert request.request_id not in self.requests, request.request_id
         self.requests[request.request_id] = request
-        self.by_sequence |= {s.sequence_id: request for s in request.sequences}
+        self.by_sequence |= {s.sequence_id: (request, s) for s in request.sequences}
         self._events.add(Kind.ARRIVED, request.request_id, num_tokens=request.num_prompt_tokens)
         self.waiting.push(request)
 
@@ -64,17 +63,18 @@ class Batch:
         request.state = State.RUNNING
         request.admitted_seq = self._num_admitted
         self._num_admitted += 1
-        if request.first_scheduled_s is None:
-            request.first_scheduled_s = self._events.now_s
         for sequence in request.sequences:
             sequence.row = heappop(self.free_rows)
             sequence.num_entry_tokens = sequence.num_known_tokens
-            self._events.add(
-                Kind.ENTERED,
-                request.request_id,
-                num_tokens=sequence.num_known_tokens,
-                row=sequence.row,
-            )
+
+    def withdraw(self, request: Request) -> None:
+        """A request that entered in a step which cannot hold it after all waits on."""
+        self.running.remove(request)
+        self._let_go(request)
+        request.state = State.WAITING
+        for sequence in request.sequences:
+            sequence.num_computed_tokens = 0
+        self.waiting.push(request)
 
     def preempt(self, request: Request, *, num_lost_tokens: int, method: str) -> None:
         """A running request gives up row and memory, keeps its tokens, and waits again."""
@@ -85,14 +85,9 @@ class Batch:
             row=request.sequence.row,
             detail=method,
         )
-        self.running.remove(request)
-        self._let_go(request)
-        request.state = State.WAITING
         request.num_preemptions += 1
         request.num_recomputed_tokens += num_lost_tokens
-        for sequence in request.sequences:
-            sequence.num_computed_tokens = 0
-        self.waiting.push(request)
+        self.withdraw(request)
 
     def finish(
         self,

@@ -1,12 +1,14 @@
 """The command line: `paxserve run`, `paxserve demo`.
 
 Owns: arguments, Hydra, progress bars, exit codes, and how errors read. In: argv. Out: tables,
-files, 0, 1 (a run failed) or 2 (the command or its settings are wrong). Must not know: how a run
-is made.
+files, and 0, 1 (a run failed), 2 (the command or its settings are wrong) or 130 (interrupted).
+Must not know: how a run is made.
 """
 
 import argparse
+import os
 import sys
+import traceback
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,12 +20,14 @@ from hydra.types import RunMode
 from omegaconf import DictConfig
 
 from paxserve import __version__
-from paxserve.experiment import run
+from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
-from paxserve.results import new_run_dir, write_results
+from paxserve.metrics import Summary
+from paxserve.report.table import print_table
+from paxserve.results import FAILURE, new_run_dir, write_results, write_text
 from paxserve.terminal import Terminal
 
-MOST_REFUSALS_SHOWN = 3
+MOST_LOST_SHOWN = 3
 USER_ERRORS = (ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError)
 EPILOG = """\
 examples:
@@ -59,60 +63,99 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         run_demo(known.out, terminal=Terminal())
     except USER_ERRORS as error:
-        return _fail(error)
+        _note_failure(error, None)
+        return 2
+    except KeyboardInterrupt:
+        print("paxserve: interrupted", file=sys.stderr)
+        return 130
     return 0
 
 
 def run_command(overrides: Sequence[str]) -> int:
     """`paxserve run`: one run, or with `-m` a sweep that goes on when one of its runs fails."""
-    failures: list[str] = []
+    failures: list[Exception] = []
+    summaries: dict[str, Summary] = {}
 
     def task(config: DictConfig) -> None:
-        failure = run_job(config)
-        if failure is not None:
-            failures.append(failure)
+        done = run_job(config)
+        if isinstance(done, Exception):
+            failures.append(done)
+        else:
+            summaries[HydraConfig.get().job.override_dirname or "run"] = done
 
+    sys.path.insert(0, os.getcwd())  # for a policy of your own: batching=my_module:MyBatching
     sys.argv = ["paxserve run", *custom_policies(overrides)]
-    hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="config")(
-        task
-    )()
-    for failure in failures if len(failures) > 1 else ():
-        print(f"paxserve: failed: {failure}", file=sys.stderr)
-    return 2 if failures else 0
+    main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="config")
+    try:
+        main(task)()
+    except KeyboardInterrupt:
+        print("paxserve: interrupted", file=sys.stderr)
+        return 130
+    if len(summaries) > 1:
+        print_table(summaries)
+    if len(failures) > 1:
+        print(f"paxserve: {len(failures)} runs failed; see above", file=sys.stderr)
+    return max((_exit_code(failure) for failure in failures), default=0)
 
 
-def run_job(config: DictConfig) -> str | None:
+def run_job(config: DictConfig) -> Summary | Exception:
     """One run of a command or sweep: results in its directory, its table on the terminal.
 
     Returns:
-        None, or what was wrong; it has been printed, and is in `error.txt` of the directory.
+        The summary, or what went wrong. That has been printed in a line, and is in `error.txt` of
+        the directory, with its traceback where it is not the user's mistake.
     """
-    from paxserve.report.table import print_table
-
     hydra_config = HydraConfig.get()
-    plain, choices, explicit = read_config(config, hydra_config)
     terminal = Terminal()
     path = None
     try:
+        plain, choices, explicit = read_config(config, hydra_config)
         path = new_run_dir(_run_dir(plain, hydra_config))
         result = run(
             plain, choices=choices, explicit=explicit, say=terminal.say, progress=terminal.progress
         )
-    except USER_ERRORS as error:
-        terminal.close()
+        write_results(result, path, config={"choices": choices, **plain})
+        return _show(result, path, terminal)
+    except Exception as error:
+        _note_failure(error, path)
+        return error
+    except KeyboardInterrupt:
         if path is not None:
-            (path / "error.txt").write_text(f"{error}\n", encoding="utf-8")
-        _fail(error)
-        return str(error)
+            write_text(path / FAILURE, "interrupted\n")
+        raise
+    finally:
+        terminal.close()
+
+
+def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
     terminal.close()
-    write_results(result, path, config={"choices": choices, **plain})
-    for arrival, why in result.refused[:MOST_REFUSALS_SHOWN]:
-        terminal.say(f"request {arrival.request_id} was refused: {why}")
-    if len(result.refused) > MOST_REFUSALS_SHOWN:
-        terminal.say(f"... and {len(result.refused) - MOST_REFUSALS_SHOWN} more were refused")
+    lost = [f"request {arrival.request_id} was refused: {why}" for arrival, why in result.refused]
+    lost += [request.error for request in result.engine.requests if request.error is not None]
+    for message in lost[:MOST_LOST_SHOWN]:
+        terminal.say(message)
+    if len(lost) > MOST_LOST_SHOWN:
+        terminal.say(f"... and {len(lost) - MOST_LOST_SHOWN} more; see outputs.jsonl")
     print_table({path.name: result.summary})
     print(f"results: {path}")
-    return None if result.engine.requests else f"all requests of {path} were refused"
+    if result.summary["completed"]:
+        return result.summary
+    failure = RuntimeError("no request was completed")
+    print(f"paxserve: error: {failure}", file=sys.stderr)
+    return failure
+
+
+def _note_failure(error: Exception, path: Path | None) -> None:
+    is_users = isinstance(error, USER_ERRORS)
+    if path is not None:
+        lines = [f"{error}\n"] if is_users else traceback.format_exception(error)
+        write_text(path / FAILURE, "".join(lines))
+    where = "" if is_users or path is None else f" (traceback in {path / FAILURE})"
+    kind = "" if is_users else f"{type(error).__name__}: "
+    print(f"paxserve: error: {kind}{error}{where}", file=sys.stderr)
+
+
+def _exit_code(error: Exception) -> int:
+    return 2 if isinstance(error, USER_ERRORS) else 1
 
 
 def _run_dir(plain: dict[str, Any], hydra_config: HydraConf) -> str | None:
@@ -121,8 +164,3 @@ def _run_dir(plain: dict[str, Any], hydra_config: HydraConf) -> str | None:
     if wanted is None or hydra_config.mode != RunMode.MULTIRUN:
         return wanted
     return str(Path(wanted) / str(hydra_config.job.num))
-
-
-def _fail(error: Exception) -> int:
-    print(f"paxserve: error: {error}", file=sys.stderr)
-    return 2

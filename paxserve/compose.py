@@ -52,7 +52,8 @@ def load(axis: str, name: str, settings: Mapping[str, Any] | None = None) -> Any
     unknown = sorted(set(given) - set(fields))
     if unknown:
         raise ValueError(
-            f"{axis}={name} does not read {', '.join(unknown)}; it reads {sorted(fields) or 'nothing'}"
+            f"{axis}={name} does not read {', '.join(unknown)}; "
+            f"it reads {', '.join(sorted(fields)) or 'nothing'}"
         )
     missing = [
         field.name

@@ -28,7 +28,8 @@ class Engine:
     """One scheduler, one executor, one clock.
 
     `requests` are all that were ever accepted, in order of arrival; `steps` one record per
-    executed step, beside `ledger.steps()`.
+    executed step, beside `ledger.steps()`. These and `events` grow as long as the engine lives:
+    they are what an experiment is for.
     """
 
     def __init__(
@@ -69,20 +70,24 @@ class Engine:
         Args:
             prompt: text or token ids.
             params: how to sample and when to stop.
-            request_id: default: a number.
+            request_id: used once, since results and seeds go by it; default: a number.
             arrival_s: when it arrived on the engine's clock; default: now.
 
         Raises:
             InvalidRequest: it cannot be served; the engine is as before, but for an event.
         """
         now_s = self.clock.now_s()
-        arrival_s = now_s if arrival_s is None else arrival_s
         try:
-            request = self._intake.make(prompt, params, arrival_s=arrival_s, request_id=request_id)
-            self.scheduler.add(request, now_s=now_s)
+            request = self._intake.make(
+                prompt,
+                params,
+                arrival_s=now_s if arrival_s is None else arrival_s,
+                request_id=request_id,
+            )
         except InvalidRequest as error:
             self.scheduler.reject(request_id or "?", reason=str(error), now_s=now_s)
             raise
+        self.scheduler.add(request, now_s=now_s)
         self.requests.append(request)
         self._texts.open(request)
         return request
@@ -93,7 +98,14 @@ class Engine:
         if request is None or request.state is State.FINISHED:
             return False
         self.scheduler.finish(request, FinishReason.ABORT, now_s=self.clock.now_s())
+        self.scheduler.retire()
+        self._texts.advance(request)
         return True
+
+    def discard(self, request: Request) -> None:
+        """Abort a request, if it has not ended, without a word of it in the next step."""
+        if request.finish_reason is None and self.abort(request.request_id):
+            self.scheduler.batch.ended.remove(request)
 
     def output(self, request: Request) -> RequestOutput:
         """What a request has produced so far."""
@@ -107,56 +119,91 @@ class Engine:
     # The loop.
 
     def step(self) -> list[Request]:
-        """One step; returns the requests that got a token or ended since the last one."""
-        scheduler, clock, batch = self.scheduler, self.clock, self.scheduler.batch
-        scheduler.retire()
-        start_s = clock.now_s()
-        plan = scheduler.plan(now_s=start_s)
-        progressed: list[Request] = []
-        if plan is not None:
-            slots = self.ledger.record()
-            num_running, num_held = len(batch.running), len(batch.finished)
-            self.executor.submit(plan)
-            result = self.executor.collect()
-            clock.spend(result.duration_s)
-            progressed = scheduler.apply(plan, result, now_s=clock.now_s())
-            record = StepRecord(
-                step_id=plan.step_id,
-                start_s=start_s,
-                duration_s=result.duration_s,
-                compile_s=result.compile_s,
-                num_compiles=result.num_compiles,
-                num_rows=len(plan.rows),
-                num_tokens=plan.num_tokens,
-                padded_rows=result.padded_rows,
-                padded_tokens=result.padded_tokens,
-                num_running=num_running,
-                num_held=num_held,
-                num_waiting=len(batch.waiting),
-            )
-            self.steps.append(record)
-            if self._notices is not None:
-                self._notices.after_step(record, slots, self.events)
+        """One step; returns the requests that got a token or ended since the last one.
+
+        If anything fails in it (an interrupt, a device out of memory, a wrong policy), what was
+        planned is lost: every live request ends with an error, memory is released, and the failure
+        is raised. The engine then serves new requests.
+        """
+        try:
+            progressed = self._step()
+        except BaseException as failure:
+            self._fail_everything(failure)
+            raise
         for request in progressed:
             self._advance_text(request)
-        ended = [request for request in scheduler.take_ended() if request not in progressed]
+        seen = set(progressed)
+        ended = [request for request in self.scheduler.take_ended() if request not in seen]
         for request in ended:
             self._advance_text(request)
         return progressed + ended
 
+    def _step(self) -> list[Request]:
+        scheduler, clock, batch = self.scheduler, self.clock, self.scheduler.batch
+        scheduler.retire()
+        start_s = clock.now_s()
+        plan = scheduler.plan(now_s=start_s)
+        if plan is None:
+            return []
+        slots = self.ledger.record()
+        num_running, num_held = len(batch.running), len(batch.finished)
+        self.executor.submit(plan)
+        result = self.executor.collect()
+        clock.spend(result.duration_s)
+        progressed = scheduler.apply(
+            plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
+        )
+        record = StepRecord(
+            step_id=plan.step_id,
+            start_s=start_s,
+            duration_s=result.duration_s,
+            compile_s=result.compile_s,
+            num_compiles=result.num_compiles,
+            num_rows=len(plan.rows),
+            num_tokens=plan.num_tokens,
+            padded_rows=result.padded_rows,
+            padded_tokens=result.padded_tokens,
+            num_running=num_running,
+            num_held=num_held,
+            num_waiting=len(batch.waiting),
+        )
+        self.steps.append(record)
+        if self._notices is not None:
+            self._notices.after_step(record, slots, self.events)
+        return progressed
+
     def __iter__(self) -> Iterator[Delta]:
-        """Stream: run until nothing is left to do, yielding what each step adds."""
+        """Stream everything: run until nothing is left, yielding what each step adds."""
         while self.has_work:
             for request in self.step():
                 yield self._texts.delta(request)
 
+    def stream(self, request: Request) -> Iterator[Delta]:
+        """Stream one request; others go on beside it. Leaving the loop early aborts it."""
+        try:
+            while request.finish_reason is None:
+                self.step()
+                if self._texts.has_news(request):
+                    yield self._texts.delta(request)
+            if self._texts.has_news(request):
+                yield self._texts.delta(request)
+        finally:
+            self.discard(request)
+
     def _advance_text(self, request: Request) -> None:
-        """Feed new tokens; a stop string ends the request, even one that ended by length."""
+        """Feed new tokens to the text; a stop string found in it ends the request."""
         stop = self._texts.advance(request)
-        if stop is None:
-            return
-        if request.state is State.RUNNING:
+        if stop is not None and request.state is State.RUNNING:
             now_s = self.clock.now_s()
             self.scheduler.finish(request, FinishReason.STOP, now_s=now_s, stop_reason=stop)
-        elif request.finish_reason is FinishReason.LENGTH:
-            request.finish_reason, request.stop_reason = FinishReason.STOP, stop
+
+    def _fail_everything(self, failure: BaseException) -> None:
+        now_s = self.clock.now_s()
+        error = f"the step failed: {type(failure).__name__}: {failure}"
+        for request in list(self.scheduler.batch.requests.values()):
+            if request.state is not State.FINISHED:
+                self.scheduler.finish(request, FinishReason.ERROR, now_s=now_s, error=error)
+        self.scheduler.retire()
+        self.executor.reset()
+        for request in self.scheduler.take_ended():
+            self._texts.advance(request)

@@ -14,7 +14,7 @@ class Kind(StrEnum):
     """What `num_tokens` of an event counts stands behind each kind."""
 
     ARRIVED = "arrived"  # prompt tokens
-    REJECTED = "rejected"  # prompt tokens
+    REJECTED = "rejected"  # nothing; it never became a request
     ENTERED = "entered"  # known tokens: the prompt, or prompt and output when it resumes
     CHUNK = "chunk"  # tokens computed in this step, where they are more than a decode's one
     HELD_BACK = "held_back"  # tokens asked for; the head of the queue did not enter

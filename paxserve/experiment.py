@@ -11,11 +11,12 @@ from typing import Any
 from paxserve.assemble import real_engine, scripted_engine
 from paxserve.compose import POLICY_AXES, load, load_policies
 from paxserve.engine import Engine
+from paxserve.executor.scripted import Scripted
 from paxserve.intake import InvalidRequest
 from paxserve.metrics import Summary, summarize
 from paxserve.models.load import load_model
 from paxserve.models.tokenizer import Tokenizer
-from paxserve.notices import Notices, Say
+from paxserve.notices import Say
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
 from paxserve.sampling_params import SamplingParams
@@ -26,15 +27,22 @@ from paxserve.workload import Arrival
 type Progress = Callable[[str, int, int], None]
 
 
+class ServingFailed(RuntimeError):
+    """The engine or a policy failed on requests and settings that had been accepted."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """What a run leaves. `warm_up_s` is outside the measured time; `num_executables` were built."""
+    """What a run leaves. `warm_up_s` is outside the measured time; `num_executables` were built;
+    `device` is the kind of device, None without one.
+    """
 
     engine: Engine
     refused: list[tuple[Arrival, InvalidRequest]]
     summary: Summary
     warm_up_s: float
     num_executables: int
+    device: str | None
 
 
 def run(
@@ -58,18 +66,20 @@ def run(
         ValueError: settings that are wrong, do not go together, or that nothing reads.
         FileNotFoundError, ModuleNotFoundError: no such model or workload here.
         NotImplementedError: a kernel that does not exist yet.
+        ServingFailed: anything that goes wrong after all of that was accepted.
     """
     knobs = Knobs(config, explicit)
-    seed = int(config.get("seed", 0))
+    seed = config.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
     policies = _policies(knobs, choices)
     arrivals = load("workload", choices["workload"], knobs.section("workload")).arrivals()
     knobs.chosen("workload")
-    params = _sampling(knobs)
-    notices = Notices(status=say, warn=lambda message: say(f"warning: {message}"))
+    params = _sampling(knobs, has_model=choices["executor"] != "scripted")
     if choices["executor"] == "scripted":
-        engine, tokenizer = _scripted(knobs, policies, seed, notices), None
+        engine, tokenizer, device = _scripted(knobs, policies, seed, say), None, None
     else:
-        engine, tokenizer = _real(knobs, policies, seed, say, notices)
+        engine, tokenizer, device = _real(knobs, policies, seed, say)
     knobs.check_all_read()
     warm_up_s, num_executables = _warm_up(engine, params, progress)
     if num_executables:
@@ -81,7 +91,10 @@ def run(
         ended += number
         progress("requests", ended, len(arrivals))
 
-    refused = serve(engine, arrivals, params, tokenizer=tokenizer, on_ended=on_ended)
+    try:
+        refused = serve(engine, arrivals, params, tokenizer=tokenizer, on_ended=on_ended)
+    except Exception as error:
+        raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
         "num_refused": len(refused),
@@ -94,6 +107,7 @@ def run(
         summary=summary | extra,
         warm_up_s=warm_up_s,
         num_executables=num_executables,
+        device=device,
     )
 
 
@@ -103,25 +117,27 @@ def _policies(knobs: Knobs, choices: Mapping[str, str]) -> Policies:
     return load_policies(choices, {axis: knobs.section(axis) for axis in POLICY_AXES})
 
 
-def _sampling(knobs: Knobs) -> SamplingParams:
-    """Greedy sampling reads none of the filters."""
+def _sampling(knobs: Knobs, *, has_model: bool) -> SamplingParams:
+    """Greedy sampling reads none of the filters; only a model gives log-probabilities."""
     section = knobs.section("sampling")
     knobs.chosen("sampling")
     is_greedy = section.get("temperature", 1.0) == 0
-    unread = ("top_k", "top_p", "min_p", "seed") if is_greedy else ()
+    unread: tuple[str, ...] = ("top_k", "top_p", "min_p", "seed") if is_greedy else ()
+    unread += () if has_model else ("logprobs",)
     return from_section(SamplingParams, section, unread=unread)
 
 
 def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSettings:
     knobs.chosen("limits")
-    limits = from_section(EngineSettings, knobs.section("limits"), unread=unread)
+    section = knobs.section("limits")
+    limits = from_section(EngineSettings, section, unread=unread, elsewhere=("kernel", "strict"))
     return replace(limits, **more)
 
 
 def _real(
-    knobs: Knobs, policies: Policies, seed: int, say: Say, notices: Notices
-) -> tuple[Engine, Tokenizer | None]:
-    from paxserve.device import compile_cache
+    knobs: Knobs, policies: Policies, seed: int, say: Say
+) -> tuple[Engine, Tokenizer | None, str]:
+    from paxserve.device import compile_cache, memory
 
     compile_cache.enable()
     limits, executor = knobs.section("limits"), knobs.section("executor")
@@ -136,13 +152,11 @@ def _real(
     if unknown:
         raise ValueError(f"unknown settings {unknown}; model has ['dtype', 'name']")
     model = load_model(model_section["name"], dtype=model_section["dtype"], seed=seed)
-    engine = real_engine(
-        model, settings=settings, policies=policies, seed=seed, say=say, notices=notices
-    )
-    return engine, model.tokenizer
+    engine = real_engine(model, settings=settings, policies=policies, seed=seed, say=say)
+    return engine, model.tokenizer, memory.device_kind()
 
 
-def _scripted(knobs: Knobs, policies: Policies, seed: int, notices: Notices) -> Engine:
+def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
     executor = knobs.section("executor")
     settings = _settings(
         knobs,
@@ -154,15 +168,16 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, notices: Notices) -> 
         vocab_size=executor["vocab_size"],
         step_s=executor["step_s"],
         seed=seed,
-        notices=notices,
+        say=say,
     )
 
 
 def _warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple[float, int]:
+    if isinstance(engine.executor, Scripted):
+        return 0.0, 0
     from paxserve.executor.real import Real
 
-    if not isinstance(engine.executor, Real):
-        return 0.0, 0
+    assert isinstance(engine.executor, Real)
     seconds = engine.executor.warm_up(
         [variant_of(params)], lambda done, total: progress("compiling", done, total)
     )

@@ -36,11 +36,20 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
     """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
     Hydra is told to leave no files of its own.
     """
+    custom = {found[1] for found in map(_CUSTOM.fullmatch, overrides) if found}
     rewritten = []
     for override in overrides:
         found = _CUSTOM.fullmatch(override)
-        rewritten.append(f"+custom.{found[1]}={found[2]}" if found else override)
-    return [*rewritten, *_QUIET, *_NO_LOGS]
+        if found:
+            rewritten.append(f"+custom.{found[1]}={found[2]}")
+        elif override.split(".")[0] in custom:  # its settings are not in any config file
+            rewritten.append(f"++{override}")
+        else:
+            rewritten.append(override)
+    # After flags such as -m, since argparse wants the overrides in one piece; before the user's.
+    is_override = ["=" in argument and argument[0] != "-" for argument in rewritten]
+    start = is_override.index(True) if any(is_override) else len(rewritten)
+    return [*rewritten[:start], *_QUIET, *_NO_LOGS, *rewritten[start:]]
 
 
 type Composed = tuple[dict[str, Any], dict[str, str], list[str]]
@@ -60,23 +69,30 @@ def read_config(config: DictConfig, hydra_config: Any) -> Composed:
     Returns:
         The settings by group; the choice made per group; and what the user set, as `group` or
         `group.key`.
+
+    Raises:
+        ValueError: a value that must be set is not, or refers to one that does not exist.
     """
-    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True, throw_on_missing=True)  # type: ignore[assignment]
+    if missing := sorted(OmegaConf.missing_keys(config)):
+        raise ValueError(f"{', '.join(missing)} must be set: add {missing[0]}=...")
+    plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
     custom = plain.pop("custom", None) or {}
     choices = {
         group: str(choice)
         for group, choice in hydra_config.runtime.choices.items()
         if choice is not None and not group.startswith("hydra/")
     }
+    explicit = [_key(override) for override in hydra_config.overrides.task]
     for axis in custom:  # the settings of the choice it replaces are not its own
         default: Any = OmegaConf.load(config_directory() / axis / f"{choices[axis]}.yaml") or {}
-        plain[axis] = {k: v for k, v in (plain.get(axis) or {}).items() if k not in default}
-    explicit = [_key(override) for override in hydra_config.overrides.task]
-    settings = [key for key in explicit if key.split(".")[0] not in _NOT_SETTINGS]
+        dropped = {key for key in default if f"{axis}.{key}" not in explicit}
+        plain[axis] = {k: v for k, v in (plain.get(axis) or {}).items() if k not in dropped}
+    settings = [key for key in explicit if not _is_no_setting(key)]
     return plain, {**choices, **custom}, settings
 
 
-_NOT_SETTINGS = ("custom", "experiment", "run", "run_dir", "seed")
+def _is_no_setting(key: str) -> bool:
+    return key in ("experiment", "run", "run_dir", "seed") or key.startswith("custom.")
 
 
 def _key(override: str) -> str:

@@ -5,6 +5,7 @@ prompt, `SamplingParams`. Out: a request that the scheduler can serve without fu
 Must not know: queues, devices.
 """
 
+import math
 import operator
 import zlib
 from collections.abc import Sequence
@@ -19,13 +20,26 @@ from paxserve.sampling_params import MAX_SEED, MAX_SUPPRESSED_IDS, SamplingParam
 from paxserve.step import RowSampling
 
 
+class TextPrompt(TypedDict):
+    """A prompt that is text, as vLLM spells it."""
+
+    prompt: str
+
+
 class TokensPrompt(TypedDict):
     """A prompt that is token ids already."""
 
     prompt_token_ids: Sequence[int]
 
 
-type Prompt = str | TokensPrompt
+type Prompt = str | TextPrompt | TokensPrompt
+
+
+def text_of(prompt: Prompt) -> str | None:
+    """The prompt's text, if it is one."""
+    if isinstance(prompt, dict):
+        prompt = prompt.get("prompt")  # type: ignore[assignment]
+    return prompt if isinstance(prompt, str) else None
 
 
 class InvalidRequest(ValueError):
@@ -58,6 +72,8 @@ class Intake:
         self._tokenizer = tokenizer
         self._seed = seed
         self._numbers = count()
+        self._names = count()
+        self._taken_ids: set[str] = set()
 
     def make(
         self,
@@ -73,7 +89,8 @@ class Intake:
             prompt: text, or `{"prompt_token_ids": [...]}`.
             params: checked in themselves already.
             arrival_s: on the engine's clock.
-            request_id: default: a number.
+            request_id: used once, since results and seeds go by it; default: the first number
+                that is not taken.
 
         Raises:
             InvalidRequest: names the value and the limit it breaks.
@@ -81,8 +98,10 @@ class Intake:
         token_ids = self._token_ids(prompt)
         self._check_length(len(token_ids))
         stop_ids = self._stop_ids(params)
+        if not math.isfinite(arrival_s):
+            raise InvalidRequest(f"arrival_s must be a finite number of seconds, got {arrival_s}")
+        name = self._new_id(request_id)
         number = next(self._numbers)
-        name = str(number) if request_id is None else request_id
         length = self._limits.max_model_len
         if params.max_tokens is not None:
             length = min(length, len(token_ids) + params.max_tokens)
@@ -90,7 +109,7 @@ class Intake:
             request_id=name,
             arrival_s=arrival_s,
             arrival_seq=number,
-            prompt=prompt if isinstance(prompt, str) else None,
+            prompt=text_of(prompt),
             prompt_token_ids=token_ids,
             params=params,
             sampling=self._row_sampling(params, stop_ids, name),
@@ -103,21 +122,31 @@ class Intake:
             ),
         )
 
+    def _new_id(self, wanted: str | None) -> str:
+        if wanted is None:
+            wanted = next(name for name in map(str, self._names) if name not in self._taken_ids)
+        elif wanted in self._taken_ids:
+            raise InvalidRequest(f"request id {wanted!r} has been used already")
+        self._taken_ids.add(wanted)
+        return wanted
+
     def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
-        if isinstance(prompt, str):
+        text = text_of(prompt)
+        if text is not None and (isinstance(prompt, str) or set(prompt) == {"prompt"}):
             if self._tokenizer is None:
                 raise InvalidRequest(
                     "this model has no tokenizer: give {'prompt_token_ids': [...]} instead of text"
                 )
             try:
-                token_ids: Sequence[object] = self._tokenizer.encode(prompt)
+                token_ids: Sequence[object] = self._tokenizer.encode(text)
             except ValueError as error:
-                raise InvalidRequest(f"the prompt cannot be encoded: {error}") from error
+                raise InvalidRequest(str(error)) from error
         elif isinstance(prompt, dict) and set(prompt) == {"prompt_token_ids"}:
-            token_ids = prompt["prompt_token_ids"]
+            token_ids = prompt["prompt_token_ids"]  # type: ignore[typeddict-item]
         else:
             raise InvalidRequest(
-                f"a prompt is a string or {{'prompt_token_ids': [...]}}, got {str(prompt)[:80]!r}"
+                "a prompt is a string or {'prompt': ...}, or {'prompt_token_ids': [...]}, "
+                f"got {str(prompt)[:80]!r}"
             )
         return self._check_ids("prompt_token_ids", token_ids)
 

@@ -66,7 +66,6 @@ class Ledger:
             RuntimeError: the classes do not sum to the pool; every term is printed.
         """
         batch, block_size = self._batch, self._batch.limits.block_size
-        promises_ahead = not batch.tables.reservation.grows
         live = promised = num_blocks = tail = 0
         for request in batch.running:
             for sequence in request.sequences:
@@ -76,7 +75,7 @@ class Ledger:
                 promised += covered
                 tail += -covered % block_size
                 num_blocks += len(sequence.block_table)
-            if promises_ahead:
+            if reserved > computed or request in self._promises:
                 self._note_promise(request)
         free = batch.pool.num_free * block_size
         unfit = self._num_unfit_blocks() * block_size
@@ -106,7 +105,7 @@ class Ledger:
             if request.state is not State.FINISHED:
                 continue
             for promise in promises:
-                unused = promise.num_tokens - self._most_computed[request]
+                unused = max(0, promise.num_tokens - self._most_computed[request])
                 changes[promise.since] += unused * promise.num_sequences
                 changes[promise.until] -= unused * promise.num_sequences
         unused, split = 0, []
@@ -134,5 +133,5 @@ class Ledger:
         head = next(iter(batch.waiting), None)
         if head is None:
             return 0
-        num_needed = batch.tables.num_blocks_needed(head, 1) * len(head.sequences)
-        return batch.pool.free_space.num_unfit(num_needed)
+        num_needed = batch.tables.num_blocks_needed(head, head.num_remaining_tokens)
+        return batch.pool.free_space.num_unfit(num_needed * len(head.sequences))

@@ -8,6 +8,8 @@ how a step is made.
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from tqdm import tqdm
@@ -17,16 +19,16 @@ from paxserve.compose import load
 from paxserve.device import compile_cache
 from paxserve.engine import Engine
 from paxserve.executor.real import Real
-from paxserve.intake import InvalidRequest, Prompt
+from paxserve.intake import InvalidRequest, Prompt, text_of
 from paxserve.models.chat_template import Message
 from paxserve.models.load import load_model
 from paxserve.models.tokenizer import Tokenizer
-from paxserve.notices import Notices
 from paxserve.outputs import Delta, RequestOutput, rejected_output
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
 from paxserve.request import Request
 from paxserve.sampling_params import SamplingParams
+from paxserve.serve import chat_prompt
 from paxserve.settings import EngineSettings
 
 type Conversation = Sequence[Message]
@@ -39,7 +41,7 @@ class LLM:
         model: a name, path or hub id; see `paxserve.models.load`.
         dtype: of parameters and KV, float32 or bfloat16.
         seed: of random weights, and of requests that bring no seed.
-        enable_chunked_prefill: True is batching chunked_prefill, False textbook; `batching` wins.
+        enable_chunked_prefill: True (the default) is batching chunked_prefill, False textbook.
         admission, batching, reservation, placement, victim, preemption: a policy's name, a
             `package.module:Class`, or a policy object.
         settings: any field of `EngineSettings`: `max_num_seqs`, `max_num_batched_tokens`,
@@ -58,7 +60,7 @@ class LLM:
         *,
         dtype: str = "float32",
         seed: int = 0,
-        enable_chunked_prefill: bool = True,
+        enable_chunked_prefill: bool | None = None,
         admission: str | Any = "fcfs",
         batching: str | Any = None,
         reservation: str | Any = "on_demand",
@@ -70,13 +72,16 @@ class LLM:
         known = {field.name for field in dataclasses.fields(EngineSettings)}
         if unknown := sorted(set(settings) - known):
             raise TypeError(f"LLM has no setting {unknown}; it has {sorted(known)}")
+        if batching is not None and enable_chunked_prefill is not None:
+            raise ValueError("batching and enable_chunked_prefill both say how prompts are batched")
+        if {"memory_utilization", "kv_cache_memory_bytes"} <= set(settings):
+            raise ValueError("memory_utilization and kv_cache_memory_bytes both size the KV pool")
+        if batching is None:
+            batching = "textbook" if enable_chunked_prefill is False else "chunked_prefill"
         compile_cache.enable()
         policies = Policies(
             admission=_policy("admission", admission),
-            batching=_policy(
-                "batching",
-                batching or ("chunked_prefill" if enable_chunked_prefill else "textbook"),
-            ),
+            batching=_policy("batching", batching),
             reservation=_policy("reservation", reservation),
             placement=_policy("placement", placement),
             victim=_policy("victim", victim),
@@ -90,14 +95,12 @@ class LLM:
             policies=policies,
             seed=seed,
             say=_say,
-            notices=Notices(status=_say, warn=_say),
         )
 
     def generate(
         self,
         prompts: Prompt | Sequence[Prompt],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Complete prompts.
@@ -113,73 +116,111 @@ class LLM:
 
         Raises:
             InvalidRequest: a single prompt cannot be served.
-            ValueError: as many `sampling_params` as prompts are needed.
+            ValueError: not as many `sampling_params` as prompts.
         """
-        is_single = isinstance(prompts, str | dict)
-        many: Sequence[Prompt] = [prompts] if is_single else list(prompts)  # type: ignore[list-item]
-        params = _one_each(sampling_params, len(many))
-        self._warm_up(params, use_tqdm=use_tqdm)
-        submitted: list[Request | RequestOutput] = []
-        for prompt, own in zip(many, params, strict=True):
-            try:
-                submitted.append(self.engine.submit(prompt, own))
-            except InvalidRequest as error:
-                if is_single:
-                    raise
-                text = prompt if isinstance(prompt, str) else None
-                submitted.append(rejected_output("", text, str(error)))
-        self._run(sum(isinstance(r, Request) for r in submitted), use_tqdm=use_tqdm)
-        return [self.engine.output(r) if isinstance(r, Request) else r for r in submitted]
+        if isinstance(prompts, str | dict):
+            prompt: Prompt = prompts
+            return self._serve([lambda: prompt], sampling_params, use_tqdm, is_single=True)
+        thunks = [partial(_identity, prompt) for prompt in prompts]
+        outputs = self._serve(thunks, sampling_params, use_tqdm, is_single=False)
+        return [
+            replace(output, prompt=text_of(prompt))
+            for output, prompt in zip(outputs, prompts, strict=True)
+        ]
 
     def chat(
         self,
         messages: Conversation | Sequence[Conversation],
         sampling_params: SamplingParams | Sequence[SamplingParams] | None = None,
-        *,
         use_tqdm: bool = True,
     ) -> list[RequestOutput]:
         """Answer one conversation or many, through the model's chat template.
 
+        Args, returns and raises as `generate`; a malformed conversation is an invalid request.
+
         Raises:
-            ValueError: the model has no chat template, or messages are malformed; and as
-                `generate`.
+            ValueError: the model has no tokenizer.
         """
-        if self.tokenizer is None:
+        tokenizer = self.tokenizer
+        if tokenizer is None:
             raise ValueError("this model has no tokenizer, so it cannot chat: use generate")
         is_single = bool(messages) and isinstance(messages[0], dict)
         many: Any = [messages] if is_single else messages
-        prompts: list[Prompt] = [
-            {"prompt_token_ids": self.tokenizer.apply_chat_template(conversation)}
-            for conversation in many
-        ]
-        return self.generate(
-            prompts[0] if is_single else prompts, sampling_params, use_tqdm=use_tqdm
-        )
+        thunks = [partial(chat_prompt, conversation, tokenizer) for conversation in many]
+        return self._serve(thunks, sampling_params, use_tqdm, is_single=is_single)
 
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[Delta]:
         """Complete one prompt, yielding text as it becomes certain, in whole characters.
 
+        Leaving the loop early aborts the request.
+
         Raises:
             InvalidRequest: the prompt cannot be served.
         """
         params = sampling_params or SamplingParams()
         self._warm_up([params], use_tqdm=False)
-        request = self.engine.submit(prompt, params)
-        return (delta for delta in self.engine if delta.request_id == request.request_id)
+        return self.engine.stream(self.engine.submit(prompt, params))
+
+    def _serve(
+        self,
+        prompts: Sequence[Callable[[], Prompt]],
+        sampling_params: SamplingParams | Sequence[SamplingParams] | None,
+        use_tqdm: bool,
+        *,
+        is_single: bool,
+    ) -> list[RequestOutput]:
+        params = _one_each(sampling_params, len(prompts))
+        self._warm_up(params, use_tqdm=use_tqdm)
+        served: list[Request | InvalidRequest] = []
+        try:
+            for prompt, own in zip(prompts, params, strict=True):
+                served.append(self._submit(prompt, own, must_succeed=is_single))
+            requests = [request for request in served if isinstance(request, Request)]
+            self._run(requests, use_tqdm=use_tqdm)
+        except BaseException:
+            for request in served:
+                if isinstance(request, Request):
+                    self.engine.discard(request)
+            raise
+        return [
+            self.engine.output(one) if isinstance(one, Request) else rejected_output(None, str(one))
+            for one in served
+        ]
+
+    def _submit(
+        self, prompt: Callable[[], Prompt], params: SamplingParams, *, must_succeed: bool
+    ) -> Request | InvalidRequest:
+        try:
+            return self.engine.submit(prompt(), params)
+        except InvalidRequest as error:
+            if must_succeed:
+                raise
+            return error
 
     def _warm_up(self, params: Sequence[SamplingParams], *, use_tqdm: bool) -> None:
         executor = self.engine.executor
         assert isinstance(executor, Real)
+        variants = {variant_of(own) for own in params}
+        missing = executor.num_missing(variants)
+        if missing:
+            _say(f"compiling {missing} shapes for {', '.join(sorted(variants))} sampling")
         with _bar("compiling", use_tqdm) as bar:
-            executor.warm_up({variant_of(own) for own in params}, _progress(bar))
+            executor.warm_up(variants, _progress(bar))
 
-    def _run(self, num_requests: int, *, use_tqdm: bool) -> None:
+    def _run(self, requests: Sequence[Request], *, use_tqdm: bool) -> None:
+        unfinished = set(requests)
         with _bar("requests", use_tqdm) as bar:
-            bar.total = num_requests
-            while self.engine.has_work:
-                bar.update(sum(r.finish_reason is not None for r in self.engine.step()))
+            bar.total = len(requests)
+            while unfinished:
+                ended = {r for r in self.engine.step() if r.finish_reason is not None}
+                bar.update(len(ended & unfinished))
+                unfinished -= ended
+
+
+def _identity(prompt: Prompt) -> Prompt:
+    return prompt
 
 
 def _policy(axis: str, choice: str | Any) -> Any:

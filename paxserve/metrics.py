@@ -79,6 +79,8 @@ def summarize(
 ) -> Summary:
     """All figures of a run, flat.
 
+    Tokens, rates and latencies are those of completed requests (ended by stop or length), as
+    `vllm bench serve` has it; what aborted and failed ones produced is a figure of its own.
     Rates are over `duration`: from the first arrival to the end of the last step.
     """
     records = [request_record(request) for request in requests]
@@ -87,24 +89,26 @@ def summarize(
         duration_s = steps[-1].start_s + steps[-1].duration_s - min(r.arrival_s for r in records)
     completed = [r for r in records if r.finish_reason in (FinishReason.STOP, FinishReason.LENGTH)]
     num_input = sum(r.num_prompt_tokens for r in completed)
-    num_output = sum(r.num_output_tokens for r in records)
+    num_output = sum(r.num_output_tokens for r in completed)
     summary: Summary = {
         "num_requests": len(records),
         "completed": len(completed),
         "failed": sum(r.finish_reason == FinishReason.ERROR for r in records),
         "duration": duration_s,
+        "busy_share": sum(s.duration_s for s in steps) / duration_s if duration_s > 0 else None,
         "total_input_tokens": num_input,
         "total_output_tokens": num_output,
+        "output_tokens_of_others": sum(r.num_output_tokens for r in records) - num_output,
         "request_throughput": _rate(len(completed), duration_s),
         "output_throughput": _rate(num_output, duration_s),
         "total_token_throughput": _rate(num_input + num_output, duration_s),
     }
-    summary |= _spread("ttft", [r.ttft_s for r in records])
-    summary |= _spread("tpot", [r.tpot_s for r in records])
-    summary |= _spread("itl", [gap for r in records for gap in r.itl_s])
-    summary |= _spread("e2el", [r.e2e_s for r in records])
-    summary |= _spread("queue_time", [r.queue_time_s for r in records])
-    normalized = [r.normalized_latency_s for r in records if r.normalized_latency_s is not None]
+    summary |= _spread("ttft", [r.ttft_s for r in completed])
+    summary |= _spread("tpot", [r.tpot_s for r in completed])
+    summary |= _spread("itl", [gap for r in completed for gap in r.itl_s])
+    summary |= _spread("e2el", [r.e2e_s for r in completed])
+    summary |= _spread("queue_time", [r.queue_time_s for r in completed])
+    normalized = [r.normalized_latency_s for r in completed if r.normalized_latency_s is not None]
     summary["mean_normalized_latency_s_per_token"] = (
         float(np.mean(normalized)) if normalized else None
     )

@@ -23,21 +23,32 @@ REMEDIES = (
 class Notices:
     """Args:
 
-    status: receives the status line every `every_s` seconds of the engine's clock.
+    status: receives the status line every `every_s` seconds of the engine's clock; its rate counts
+    computed tokens per second of step time. None: no status line.
     warn: receives warnings: once when KV use first passes 90 % with requests waiting, and at the
     first preemption and each doubling of their number.
+    can_preempt: whether running requests may be short of memory later; without it a full pool is
+    the plan, not a warning.
     """
 
-    def __init__(self, *, status: Say, warn: Say, every_s: float = STATUS_EVERY_S) -> None:
+    def __init__(
+        self,
+        *,
+        status: Say | None,
+        warn: Say,
+        can_preempt: bool = True,
+        every_s: float = STATUS_EVERY_S,
+    ) -> None:
+        self._warned_full = not can_preempt
         self._status = status
         self._warn = warn
         self._every_s = every_s
         self._next_status_s = every_s
         self._num_tokens = 0
-        self._since_s = 0.0
+        self._busy_s = 0.0
+        self._last_end_s = -every_s
         self._num_events_seen = 0
         self._num_preemptions = 0
-        self._warned_full = False
 
     def after_step(self, record: StepRecord, slots: SlotCounts, events: EventLog) -> None:
         """Look at one step."""
@@ -55,14 +66,18 @@ class Notices:
                 self._on_preemption(event, use)
         self._num_events_seen = len(events)
         self._num_tokens += record.num_tokens
+        self._busy_s += record.duration_s
         end_s = record.start_s + record.duration_s
-        if end_s >= self._next_status_s:
-            rate = self._num_tokens / max(end_s - self._since_s, 1e-9)
+        if record.start_s - self._last_end_s >= self._every_s:  # the first step after a pause
+            self._next_status_s = record.start_s + self._every_s
+        self._last_end_s = end_s
+        if self._status is not None and end_s >= self._next_status_s:
+            rate = self._num_tokens / max(self._busy_s, 1e-9)
             self._status(
                 f"running {record.num_running}, waiting {record.num_waiting}, {use}, "
                 f"{rate:.0f} tokens/s"
             )
-            self._num_tokens, self._since_s = 0, end_s
+            self._num_tokens, self._busy_s = 0, 0.0
             self._next_status_s = end_s + self._every_s
 
     def _on_preemption(self, event: Event, use: str) -> None:

@@ -101,10 +101,10 @@ def request_output(request: Request, text: str) -> RequestOutput:
     )
 
 
-def rejected_output(request_id: str, prompt: str | None, error: str) -> RequestOutput:
-    """The output of a request that was refused at the door."""
+def rejected_output(prompt: str | None, error: str) -> RequestOutput:
+    """The output of a request that was refused at the door: it has no id."""
     return RequestOutput(
-        request_id=request_id,
+        request_id="",
         prompt=prompt,
         prompt_token_ids=[],
         outputs=[

@@ -38,7 +38,7 @@ class StepInMaking:
         self._rows: dict[int, RowPlan] = {}
         self._entries: dict[int, RowEntry] = {}
         self._table_starts: dict[int, int] = {}
-        self._preempted: set[Request] = set()
+        self._dropped: set[Request] = set()  # preempted, or ended, in this step
 
     # What the policy sees.
 
@@ -72,6 +72,7 @@ class StepInMaking:
                     f"{list(self._entries)} but computes nothing: the executor would miss them"
                 )
             return None
+        self._log_grants()
         return StepPlan(
             step_id=step_id,
             rows=tuple(self._rows.values()),
@@ -82,7 +83,7 @@ class StepInMaking:
     def _admit(self, request: Request, num_tokens: int) -> Verdict:
         reason = self._reason_to_hold_back(request, num_tokens)
         if reason is not None:
-            return self._refuse(request, num_tokens, reason)
+            return self._refuse(request, num_tokens, *reason)
         self._batch.enter(request)
         for sequence in request.sequences:
             self._table_starts[sequence.sequence_id] = 0
@@ -96,7 +97,7 @@ class StepInMaking:
         is_granted = request.sequence.sequence_id in self._rows
         if not in_range or is_granted or request.state is State.FINISHED:
             raise self._wrong_grant(request, num_tokens)
-        if num_tokens > self.budget_left - num_kept:
+        if num_tokens * len(request.sequences) > self.budget_left - num_kept:
             return self._refuse(request, num_tokens, Reason.BUDGET)
         num_before = self.num_preempted
         if request.state is State.WAITING:
@@ -106,27 +107,30 @@ class StepInMaking:
         elif not self._make_room(request, num_tokens):
             return Verdict(0, refused=Reason.BLOCKS, num_preempted=self.num_preempted - num_before)
         for sequence in request.sequences:
-            self._compute(request, sequence, num_tokens)
+            self._compute(sequence, num_tokens)
         return Verdict(num_tokens, num_preempted=self.num_preempted - num_before)
 
     def _decode(self, requests: Sequence[Request]) -> Verdict:
         """One token for each of many: the path of nearly every token, so the loop makes no calls
         but for a row's tuple, and for memory once in `block_size` tokens.
         """
-        num_before, num_rows_before = self.num_preempted, len(self._rows)
+        num_before, budget_before, refused = self.num_preempted, self.budget_left, None
         block_size, rows, running = self.limits.block_size, self._rows, State.RUNNING
         for request in requests:
             if request.state is not running:
-                continue  # preempted to make room for one before it
+                if request in self._dropped:
+                    continue  # it made room for one before it, or outgrew the pool
+                raise self._wrong_grant(request, 1)
             if not self.budget_left:
+                refused = Reason.BUDGET
                 break
             sequence = request.sequences[0]
             position, sequence_id = sequence.num_computed_tokens, sequence.sequence_id
             if sequence.num_known_tokens - position != 1 or sequence_id in rows:
                 raise self._wrong_grant(request, 1)
-            if position == len(sequence.block_table) * block_size:
-                if not self._make_room(request, 1):
-                    continue
+            is_full = position == len(sequence.block_table) * block_size
+            if is_full and not self._make_room(request, 1):
+                continue
             on_device = position >= sequence.num_entry_tokens
             tokens = () if on_device else (sequence.token_ids[position],)
             sequence.num_computed_tokens = position + 1
@@ -135,7 +139,11 @@ class StepInMaking:
                 RowPlan, (sequence_id, sequence.row, position, 1, 1, tokens)
             )
             self.budget_left -= 1
-        return Verdict(len(rows) - num_rows_before, num_preempted=self.num_preempted - num_before)
+        return Verdict(
+            max(0, budget_before - self.budget_left),
+            refused=refused,
+            num_preempted=self.num_preempted - num_before,
+        )
 
     # How it is done.
 
@@ -147,7 +155,7 @@ class StepInMaking:
             f"{request.sequence.sequence_id in self._rows}"
         )
 
-    def _compute(self, request: Request, sequence: TokenSequence, num_tokens: int) -> None:
+    def _compute(self, sequence: TokenSequence, num_tokens: int) -> None:
         first, known = sequence.num_computed_tokens, sequence.num_known_tokens
         end = first + num_tokens
         on_device = num_tokens == 1 and first >= sequence.num_entry_tokens
@@ -162,10 +170,6 @@ class StepInMaking:
             tokens=() if on_device else tuple(sequence.token_ids[first:end]),
         )
         self.budget_left -= num_tokens
-        if num_tokens > 1:
-            self._events.add(
-                Kind.CHUNK, request.request_id, num_tokens=num_tokens, row=sequence.row
-            )
 
     def _make_room(self, request: Request, num_tokens: int) -> bool:
         """Slots for `num_tokens` more of a running request, preempting until they are found."""
@@ -184,7 +188,8 @@ class StepInMaking:
         return True
 
     def _preempt(self, victim: Request) -> None:
-        num_lost = 0
+        """Take a running request's memory and what it was granted in this step."""
+        num_lost, is_newcomer = 0, victim.sequence.sequence_id in self._entries
         for sequence in victim.sequences:
             returned = self._rows.pop(sequence.sequence_id, None)
             num_lost += sequence.num_computed_tokens
@@ -194,15 +199,22 @@ class StepInMaking:
                 num_lost -= returned.num_tokens
             self._entries.pop(sequence.sequence_id, None)
             self._table_starts.pop(sequence.sequence_id, None)
+        self._dropped.add(victim)
+        self.num_preempted += 1
+        if is_newcomer:  # it never ran here, so it is held back, not preempted
+            self._batch.withdraw(victim)
+            num_tokens = victim.num_remaining_tokens
+            self._log_held_back(victim, num_tokens, str(Reason.BLOCKS))
+            return
         method = self._policies.preemption.choose(victim)
         if method is not Method.RECOMPUTE:
             raise RuntimeError(f"preemption method {method!r} is not known to the scheduler")
         self._batch.preempt(victim, num_lost_tokens=num_lost, method=str(method))
-        self._preempted.add(victim)
-        self.num_preempted += 1
 
     def _fail(self, request: Request, num_needed: int) -> None:
-        self._table_starts.pop(request.sequence.sequence_id, None)
+        for sequence in request.sequences:
+            self._table_starts.pop(sequence.sequence_id, None)
+        self._dropped.add(request)
         self.num_failed += 1
         self._batch.finish(
             request,
@@ -214,28 +226,51 @@ class StepInMaking:
             ),
         )
 
-    def _reason_to_hold_back(self, request: Request, num_tokens: int) -> Reason | None:
-        if request in self._preempted:
-            return Reason.BLOCKS
+    def _reason_to_hold_back(
+        self, request: Request, num_tokens: int
+    ) -> tuple[Reason] | tuple[Reason, str] | None:
+        if request in self._dropped:
+            return (Reason.BLOCKS,)
         if len(request.sequences) > len(self._batch.free_rows):
-            return Reason.ROWS
+            return (Reason.ROWS,)
         tables = self._batch.tables
         memory = MemoryView(
             num_usable=self.limits.num_usable_blocks,
             num_free=self._batch.pool.num_free,
             num_needed=tables.num_blocks_needed(request, num_tokens) * len(request.sequences),
         )
-        if not all(gate.admits(request, memory) for gate in self._policies.gates):
-            return Reason.GATE
-        return None if tables.hold(request, num_tokens) else Reason.BLOCKS
+        for gate in self._policies.gates:
+            if (why := gate.refusal(request, memory)) is not None:
+                return Reason.GATE, why
+        return None if tables.hold(request, num_tokens) else (Reason.BLOCKS,)
 
-    def _refuse(self, request: Request, num_tokens: int, reason: Reason) -> Verdict:
+    def _refuse(self, request: Request, num_tokens: int, reason: Reason, why: str = "") -> Verdict:
         is_head = next(self.waiting(), None) is request
-        if is_head and request not in self._preempted:
-            self._events.add(
-                Kind.HELD_BACK, request.request_id, num_tokens=num_tokens, detail=str(reason)
-            )
+        if is_head and request not in self._dropped:
+            self._log_held_back(request, num_tokens, f"{reason}: {why}" if why else str(reason))
         return Verdict(0, refused=reason)
+
+    def _log_held_back(self, request: Request, num_tokens: int, detail: str) -> None:
+        self._events.add(Kind.HELD_BACK, request.request_id, num_tokens=num_tokens, detail=detail)
+
+    def _log_grants(self) -> None:
+        """Who entered and who computes a chunk, now that no grant can be returned any more."""
+        for sequence_id, entry in self._entries.items():
+            request, sequence = self._batch.by_sequence[sequence_id]
+            if request.first_scheduled_s is None:
+                request.first_scheduled_s = self._events.now_s
+            self._events.add(
+                Kind.ENTERED,
+                request.request_id,
+                num_tokens=sequence.num_entry_tokens,
+                row=entry.row,
+            )
+        for row in self._rows.values():
+            if row.num_tokens > 1:
+                request, _ = self._batch.by_sequence[row.sequence_id]
+                self._events.add(
+                    Kind.CHUNK, request.request_id, num_tokens=row.num_tokens, row=row.row
+                )
 
     def _note_tables(self, request: Request) -> None:
         for sequence in request.sequences:
@@ -243,6 +278,6 @@ class StepInMaking:
 
     def _table_writes(self) -> Iterator[TableWrite]:
         for sequence_id, start in self._table_starts.items():
-            for sequence in self._batch.by_sequence[sequence_id].sequences:
-                if sequence.sequence_id == sequence_id and len(sequence.block_table) > start:
-                    yield TableWrite(sequence.row, start, tuple(sequence.block_table[start:]))
+            _, sequence = self._batch.by_sequence[sequence_id]
+            if len(sequence.block_table) > start:
+                yield TableWrite(sequence.row, start, tuple(sequence.block_table[start:]))

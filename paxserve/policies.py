@@ -4,6 +4,7 @@ Owns: `Policies`, and the rules about which choices and limits go together. Must
 choice was named (see `compose.py`), or what any policy does inside.
 """
 
+import inspect
 from dataclasses import dataclass
 
 from paxserve.admission import Admission
@@ -35,6 +36,13 @@ class Policies:
             ValueError: names the two sides that do not go together, with their values.
         """
         name = type(self.batching).__name__
+        if self.batching.release not in ("at_finish", "with_batch"):
+            raise ValueError(
+                f"batching {name}: release must be at_finish or with_batch, "
+                f"got {self.batching.release!r}"
+            )
+        if not inspect.isgeneratorfunction(self.batching.propose):
+            raise ValueError(f"batching {name}: propose must be a generator, it yields proposals")
         if self.batching.whole_prompts and limits.max_num_batched_tokens < limits.max_model_len:
             raise ValueError(
                 f"batching {name} does not split prompts, so max_num_batched_tokens="

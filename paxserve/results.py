@@ -10,8 +10,9 @@ know: how to run anything.
 | requests.parquet | request |
 | steps.parquet | executed step, with its slot classes |
 | decisions.parquet | event |
-| outputs.jsonl | request: its text |
-| config.yaml | run: as resolved, with the choices made |
+| outputs.jsonl | request: its text, how it ended, log-probabilities; refused ones too |
+| config.yaml | run: as asked for: the choices made and every setting |
+| engine.json | run: as applied: limits, buckets, kernel and policies, read back from the engine |
 | env.json | run: commit, versions, device |
 """
 
@@ -22,19 +23,26 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
+from paxserve.engine import Engine
+from paxserve.events import Event
 from paxserve.experiment import Run
-from paxserve.metrics import request_record
+from paxserve.ledger import SlotCounts
+from paxserve.metrics import RequestRecord, request_record
+from paxserve.outputs import RequestOutput
+from paxserve.records import StepRecord
 
 MARKER = "complete"
+FAILURE = "error.txt"
 _PACKAGES = ("paxserve", "jax", "jaxlib", "flax", "numpy")
 
 
@@ -45,13 +53,14 @@ def new_run_dir(wanted: str | None, *, under: Path = Path("runs")) -> Path:
         wanted: its path; None makes a new one with a unique name under `under`.
 
     Raises:
-        ValueError: it holds something already.
+        ValueError: it holds something already, other than the note of a run that failed.
     """
     name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
     path = under / name if wanted is None else Path(wanted)
-    if path.exists() and (not path.is_dir() or any(path.iterdir())):
+    if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - {FAILURE}):
         raise ValueError(f"run_dir={path} is not empty: choose another, or remove it first")
     path.mkdir(parents=True, exist_ok=True)
+    (path / FAILURE).unlink(missing_ok=True)
     return path
 
 
@@ -60,20 +69,24 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     engine = run.engine
     write_text(path / "summary.json", json.dumps(run.summary, indent=1, allow_nan=False))
     records = [request_record(request) for request in engine.requests]
-    _write_table(path / "requests.parquet", records)
+    _write_table(path / "requests.parquet", RequestRecord, [r._asdict() for r in records])
     steps = [
         {**step._asdict(), **{f"slots_{k}": v for k, v in slots._asdict().items()}}
         for step, slots in zip(engine.steps, engine.ledger.steps(), strict=True)
     ]
-    _write_rows(path / "steps.parquet", steps)
-    _write_table(path / "decisions.parquet", list(engine.events))
-    lines = [
-        json.dumps({"id": request.request_id, "text": engine.output(request).outputs[0].text})
-        for request in engine.requests
+    slot_columns = {f"slots_{name}": int for name in SlotCounts._fields}
+    _write_table(path / "steps.parquet", StepRecord, steps, more=slot_columns)
+    events = [event._asdict() for event in engine.events]
+    _write_table(path / "decisions.parquet", Event, events)
+    lines = [json.dumps(_output_line(engine.output(request))) for request in engine.requests]
+    lines += [
+        json.dumps({"id": arrival.request_id, "finish_reason": "error", "error": str(error)})
+        for arrival, error in run.refused
     ]
     write_text(path / "outputs.jsonl", "".join(f"{line}\n" for line in lines))
     write_text(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-    write_text(path / "env.json", json.dumps(environment(), indent=1))
+    write_text(path / "engine.json", json.dumps(applied(engine), indent=1))
+    write_text(path / "env.json", json.dumps(environment(run.device), indent=1))
     write_text(path / MARKER, "")
 
 
@@ -87,22 +100,60 @@ def write_text(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def environment() -> dict[str, Any]:
-    """Where and with what this runs."""
+def _output_line(output: RequestOutput) -> dict[str, Any]:
+    (completion,) = output.outputs
+    line: dict[str, Any] = {
+        "id": output.request_id,
+        "text": completion.text,
+        "finish_reason": completion.finish_reason,
+        "stop_reason": completion.stop_reason,
+        "error": output.error,
+    }
+    if completion.logprobs is not None:
+        line["logprobs"] = [
+            {str(token): entry.logprob for token, entry in position.items()}
+            for position in completion.logprobs
+        ]
+    return line
+
+
+def applied(engine: Engine) -> dict[str, Any]:
+    """What the engine really runs with."""
+    executor = engine.executor
+    described: dict[str, Any] = {
+        "limits": asdict(engine.limits),
+        "policies": {
+            field.name: _described(getattr(engine.scheduler.policies, field.name))
+            for field in fields(engine.scheduler.policies)
+        },
+        "executor": type(executor).__name__,
+    }
+    for name in ("backend", "num_device_blocks", "strict"):
+        if hasattr(executor, name):
+            described[name] = getattr(executor, name)
+    if hasattr(executor, "buckets"):
+        described["buckets"] = [list(bucket) for bucket in executor.buckets.shapes]
+    return described
+
+
+def environment(device: str | None) -> dict[str, Any]:
+    """With what this ran; `device` is None where there was none."""
+    status = _git("status", "--porcelain")
     return {
         "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": bool(_git("status", "--porcelain")),
+        "git_dirty": None if status is None else bool(status),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
         "versions": {name: _version(name) for name in _PACKAGES},
-        "device": _device_kind(),
+        "device": device,
     }
 
 
-def _device_kind() -> str | None:
-    jax = sys.modules.get("jax")
-    return None if jax is None else str(jax.devices()[0].device_kind)
+def _described(policy: Any) -> Any:
+    if isinstance(policy, tuple):
+        return [_described(one) for one in policy]
+    return {"class": f"{type(policy).__module__}:{type(policy).__name__}", **asdict(policy)}
 
 
 def _version(name: str) -> str | None:
@@ -113,24 +164,39 @@ def _version(name: str) -> str | None:
 
 
 def _git(*arguments: str) -> str | None:
-    """Asked of the checkout that this file lies in; None outside one."""
-    here = str(Path(__file__).parent)
+    """Asked of the checkout that this file belongs to; None if it belongs to none."""
+    here = Path(__file__).parent
+    if _output(["git", "-C", str(here), "ls-files", "--error-unmatch", __file__]) is None:
+        return None
+    return _output(["git", "-C", str(here), *arguments])
+
+
+def _output(command: list[str]) -> str | None:
     try:
-        done = subprocess.run(
-            ["git", "-C", here, *arguments], capture_output=True, text=True, check=True
-        )
+        done = subprocess.run(command, capture_output=True, text=True, check=True)
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
 
 
-def _write_table(path: Path, rows: Sequence[NamedTuple]) -> None:
-    _write_rows(path, [row._asdict() for row in rows])
-
-
-def _write_rows(path: Path, rows: list[dict[str, Any]]) -> None:
+def _write_table(
+    path: Path, record: type, rows: list[dict[str, Any]], *, more: Mapping[str, type] | None = None
+) -> None:
+    """A Parquet file whose schema is the record's fields, whatever the rows hold."""
+    hints = {**get_type_hints(record), **(more or {})}
+    schema = pa.schema([(name, _arrow_type(hint)) for name, hint in hints.items()])
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    pq.write_table(pa.Table.from_pylist(rows), temporary)
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
     with temporary.open("rb") as file:
         os.fsync(file.fileno())
     temporary.replace(path)
+
+
+def _arrow_type(hint: Any) -> pa.DataType:
+    if get_origin(hint) is tuple:
+        return pa.list_(_arrow_type(get_args(hint)[0]))
+    known = [one for one in (get_args(hint) or (hint,)) if one is not type(None)]
+    for python, arrow in ((int, pa.int64()), (float, pa.float64()), (str, pa.string())):
+        if issubclass(known[0], python):
+            return arrow
+    raise TypeError(f"no Arrow type for {hint}")

@@ -6,11 +6,13 @@ Owns: ranges of sampling values. Field names and defaults are vLLM's. Must not k
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_SUPPRESSED_IDS = 16
 MAX_SEED = 2**32 - 1
+MAX_COUNT = 2**31 - 1  # counts travel as int32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -23,9 +25,9 @@ class SamplingParams:
         top_k: keep the k most probable tokens; 0 or -1 is off.
         top_p: keep the smallest most-probable set with at least this mass, in (0, 1].
         min_p: drop tokens below this share of the best probability, in [0, 1].
-        seed: the request's own random stream; None draws from the engine's seed and arrival order.
+        seed: the request's own random stream; None: from the engine's seed and the request's id.
         max_tokens: most output tokens; None means as many as the model length leaves.
-        min_tokens: end tokens cannot be sampled before this many.
+        min_tokens: neither end tokens nor stop strings end the output before this many.
         stop: a string or strings that end the output; cut from the text unless
             `include_stop_str_in_output`.
         stop_token_ids: ids that end the output beside the model's own end tokens.
@@ -55,21 +57,23 @@ class SamplingParams:
 
     def __post_init__(self) -> None:
         """Normalise the two sequence fields to tuples and check every range."""
-        stop = (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        stop = (self.stop,) if isinstance(self.stop, str) else _sequence("stop", self.stop)
         object.__setattr__(self, "stop", stop)
-        object.__setattr__(self, "stop_token_ids", tuple(self.stop_token_ids or ()))
+        stop_token_ids = _sequence("stop_token_ids", self.stop_token_ids)
+        object.__setattr__(self, "stop_token_ids", stop_token_ids)
         _integer("n", self.n, low=1)
         if self.n != 1:
             raise NotImplementedError(f"n={self.n}: parallel samples are not implemented, use n=1")
         _real("temperature", self.temperature, low=0.0, high=2.0)
-        _integer("top_k", self.top_k, low=-1)
+        _integer("top_k", self.top_k, low=-1, high=MAX_COUNT)
         _real("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
         _real("min_p", self.min_p, low=0.0, high=1.0)
         if self.seed is not None:
             _integer("seed", self.seed, low=0, high=MAX_SEED)
         if self.max_tokens is not None:
-            _integer("max_tokens", self.max_tokens, low=1)
-        _integer("min_tokens", self.min_tokens, low=0, high=self.max_tokens)
+            _integer("max_tokens", self.max_tokens, low=1, high=MAX_COUNT)
+        most = MAX_COUNT if self.max_tokens is None else self.max_tokens
+        _integer("min_tokens", self.min_tokens, low=0, high=most)
         if self.logprobs is not None:
             _integer("logprobs", self.logprobs, low=0, high=MAX_LOGPROBS)
         for flag in ("ignore_eos", "include_stop_str_in_output", "skip_special_tokens"):
@@ -83,6 +87,13 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` in its normal form."""
         return tuple(self.stop)
+
+
+def _sequence(name: str, value: Sequence[Any] | None) -> tuple[Any, ...]:
+    try:
+        return tuple(value or ())
+    except TypeError:
+        raise ValueError(f"{name} must be a list, got {value!r}") from None
 
 
 def _real(name: str, value: object, *, low: float, high: float, open_low: bool = False) -> None:

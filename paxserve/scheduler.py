@@ -8,6 +8,8 @@ A plan is made from counts, never from token values: computed tokens and pending
 when the plan is made, token values arrive with `apply`.
 """
 
+from collections.abc import Callable
+
 from paxserve.batch import Batch
 from paxserve.events import EventLog, Kind
 from paxserve.limits import Limits
@@ -40,11 +42,7 @@ class Scheduler:
         return bool(self.batch.requests or self.batch.ended)
 
     def add(self, request: Request, *, now_s: float) -> None:
-        """A request arrives and waits.
-
-        Raises:
-            ValueError: its id is in use.
-        """
+        """A request arrives and waits; its id is its own (see `Intake`)."""
         self.events.now_s = now_s
         self.batch.add(request)
 
@@ -95,20 +93,38 @@ class Scheduler:
             self._fail_stuck_head()
         return plan
 
-    def apply(self, plan: StepPlan, result: StepResult, *, now_s: float) -> list[Request]:
-        """Sampled tokens reach their requests; returns those that got one, finished ones too.
+    def apply(
+        self,
+        plan: StepPlan,
+        result: StepResult,
+        *,
+        now_s: float,
+        find_stop: Callable[[Request], str | None] = lambda request: None,
+    ) -> list[Request]:
+        """Sampled tokens reach their requests.
 
-        A row whose request was aborted while the step ran is dropped.
+        Args:
+            plan, result: of one and the same step.
+            now_s: when the tokens arrived.
+            find_stop: asked before a request ends by length, whether its text ends in a stop.
+
+        Returns:
+            Requests that got a token, or failed to. A row whose request was aborted while the step
+            ran is dropped.
+
+        Raises:
+            RuntimeError: the result belongs to another step.
         """
+        if result.step_id != plan.step_id:
+            raise RuntimeError(f"result of step {result.step_id} applied to step {plan.step_id}")
         self.events.now_s = now_s
         batch, running = self.batch, State.RUNNING
         progressed = []
-        by_sequence = batch.by_sequence.get
+        nobody = (None, None)
         for row, (tokens, logprobs) in zip(plan.rows, result.outputs, strict=True):
-            request = by_sequence(row[0])
-            if not tokens or request is None or request.state is not running:
+            request, sequence = batch.by_sequence.get(row.sequence_id, nobody)
+            if not tokens or request is None or sequence is None or request.state is not running:
                 continue
-            sequence = request.sequences[0]
             token = tokens[0]
             progressed.append(request)
             if token < 0:
@@ -123,14 +139,24 @@ class Scheduler:
                 eos = token not in request.params.stop_token_ids
                 batch.finish(request, FinishReason.STOP, stop_reason=None if eos else token)
             elif len(sequence.token_ids) >= request.max_known_tokens:
-                batch.finish(request, FinishReason.LENGTH)
+                stop = find_stop(request)
+                reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
+                batch.finish(request, reason, stop_reason=stop)
         return progressed
 
     def _fail_stuck_head(self) -> None:
-        """With nothing running, a head that cannot enter now never will: end it, never spin."""
+        """Nothing was computed and nobody made way for it: never spin.
+
+        With nothing running, a head that cannot enter now never will, so it is ended.
+        """
         batch = self.batch
+        if batch.running:
+            raise RuntimeError(
+                f"{type(self.policies.batching).__name__} computes nothing though "
+                f"{len(batch.running)} requests run: the engine would spin"
+            )
         head = next(iter(batch.waiting), None)
-        if head is None or batch.running or batch.finished:
+        if head is None or batch.finished:
             return
         message = (
             f"request {head.request_id} cannot be scheduled: nothing else runs, and its "

@@ -7,9 +7,11 @@ Out: nothing; the engine has the requests. Must not know: policies, files.
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from typing import Any
 
 from paxserve.engine import Engine
 from paxserve.intake import InvalidRequest, Prompt
+from paxserve.models.chat_template import Message
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.sampling_params import SamplingParams
 from paxserve.workload import Arrival
@@ -61,14 +63,21 @@ def serve(
 
 
 def params_of(arrival: Arrival, params: SamplingParams) -> SamplingParams:
-    """The run's settings with the arrival's own in their place."""
+    """The run's settings with the arrival's own in their place.
+
+    Raises:
+        InvalidRequest: the arrival's own are out of range.
+    """
+    own: dict[str, Any] = {}
     if arrival.max_tokens is not None:
-        params = replace(
-            params,
-            max_tokens=arrival.max_tokens,
-            min_tokens=min(params.min_tokens, arrival.max_tokens),
-        )
-    return params if arrival.seed is None else replace(params, seed=arrival.seed)
+        own["max_tokens"] = arrival.max_tokens
+        own["min_tokens"] = min(params.min_tokens, max(arrival.max_tokens, 0))
+    if arrival.seed is not None:
+        own["seed"] = arrival.seed
+    try:
+        return replace(params, **own)
+    except ValueError as error:
+        raise InvalidRequest(str(error)) from error
 
 
 def prompt_of(arrival: Arrival, tokenizer: Tokenizer | None) -> Prompt:
@@ -83,11 +92,19 @@ def prompt_of(arrival: Arrival, tokenizer: Tokenizer | None) -> Prompt:
         return {"prompt_token_ids": arrival.prompt_token_ids}
     if tokenizer is None:
         raise InvalidRequest("this model has no tokenizer: give prompt_token_ids, not messages")
+    return chat_prompt(arrival.messages or (), tokenizer)
+
+
+def chat_prompt(messages: Sequence[Message], tokenizer: Tokenizer) -> Prompt:
+    """A conversation as token ids.
+
+    Raises:
+        InvalidRequest: it is malformed, or the model has no template for it.
+    """
     try:
-        token_ids = tokenizer.apply_chat_template(arrival.messages or ())
+        return {"prompt_token_ids": tokenizer.apply_chat_template(messages)}
     except ValueError as error:
         raise InvalidRequest(str(error)) from error
-    return {"prompt_token_ids": token_ids}
 
 
 def _report(on_ended: OnEnded | None, number: int) -> None:

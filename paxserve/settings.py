@@ -27,6 +27,9 @@ class EngineSettings:
         row_buckets, token_buckets: padded shapes; empty: three rungs each.
         kernel: attention backend, or auto.
         strict: a compilation after warm-up is an error.
+
+    Raises:
+        ValueError: a value that no engine could mean; the message names it.
     """
 
     max_num_seqs: int = 32
@@ -41,16 +44,47 @@ class EngineSettings:
     kernel: str = "auto"
     strict: bool = True
 
+    def __post_init__(self) -> None:
+        """Check each value by itself; `Limits` and the policies check them together."""
+        for name, low in _LOWEST.items():
+            value = getattr(self, name)
+            is_unset = value is None and name not in ("max_num_seqs", "block_size")
+            if not is_unset and not _is_integer(value, low):
+                raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
+        for name in ("row_buckets", "token_buckets"):
+            buckets = getattr(self, name)
+            if not isinstance(buckets, tuple | list) or not all(_is_integer(b, 1) for b in buckets):
+                raise ValueError(f"{name} must be a list of integers >= 1, got {buckets!r}")
+        share = self.memory_utilization
+        if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
+            raise ValueError(f"memory_utilization must be in (0, 1], got {share!r}")
+        if not isinstance(self.strict, bool):
+            raise ValueError(f"strict must be true or false, got {self.strict!r}")
+
+
+_LOWEST = {
+    "max_num_seqs": 1,
+    "max_num_batched_tokens": 1,
+    "max_model_len": 2,
+    "block_size": 1,
+    "kv_cache_memory_bytes": 1,
+    "num_blocks_override": 2,
+}
+
+
+def _is_integer(value: object, low: int) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool) and value >= low
+
 
 class Section(Mapping[str, Any]):
     """One group of settings; remembers which keys were read."""
 
     def __init__(self, name: str, values: Mapping[str, Any], read: set[str]) -> None:
-        self._name, self._values, self._read = name, values, read
+        self.name, self._values, self._read = name, values, read
 
     def __getitem__(self, key: str) -> Any:
-        self._read.add(self._name)
-        self._read.add(f"{self._name}.{key}")
+        self._read.add(self.name)
+        self._read.add(f"{self.name}.{key}")
         return self._values[key]
 
     def __iter__(self) -> Iterator[str]:
@@ -95,15 +129,24 @@ class Knobs:
             )
 
 
-def from_section[T](cls: type[T], section: Section, *, unread: Iterable[str] = ()) -> T:
-    """A dataclass made from a section's keys, but for those in `unread`.
+def from_section[T](
+    cls: type[T], section: Section, *, unread: Iterable[str] = (), elsewhere: Iterable[str] = ()
+) -> T:
+    """A dataclass made from a section's keys.
+
+    Args:
+        cls: the dataclass.
+        section: the keys.
+        unread: keys that are legal but not read, given the other choices.
+        elsewhere: fields that another section sets; here they are unknown.
 
     Raises:
         ValueError: the section has a key that the dataclass does not.
     """
-    known = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    fields = {field.name for field in dataclasses.fields(cls)}  # type: ignore[arg-type]
+    known = fields - set(elsewhere)
     unknown = [key for key in section if key not in known]
     if unknown:
-        raise ValueError(f"unknown settings {unknown}; {cls.__name__} has {sorted(known)}")
+        raise ValueError(f"unknown settings {section.name}.{unknown[0]}; there are {sorted(known)}")
     values = {key: section[key] for key in section if key not in set(unread)}
     return cls(**{k: tuple(v) if isinstance(v, list) else v for k, v in values.items()})

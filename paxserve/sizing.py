@@ -39,6 +39,7 @@ def pool_size(
     *,
     platform: str,
     free_bytes: int,
+    weight_bytes: int,
     step_bytes: int,
     bytes_per_block: int,
     block_size: int,
@@ -51,8 +52,9 @@ def pool_size(
 
     Args:
         platform: cpu, or an accelerator.
-        free_bytes: what the device has left beside the weights.
-        step_bytes: what the largest step needs beside KV.
+        free_bytes: what the device has left before the weights are placed on it.
+        weight_bytes: what those will take.
+        step_bytes: what the largest step needs beside weights and KV.
         bytes_per_block: all layers.
         block_size, max_num_seqs, max_model_len: of the engine.
         memory_utilization: share of the free bytes after a step that KV may take, in (0, 1].
@@ -68,7 +70,7 @@ def pool_size(
         budget, reason = kv_cache_memory_bytes, "kv_cache_memory_bytes"
         num_blocks = budget // bytes_per_block
     else:
-        budget = int(memory_utilization * max(0, free_bytes - step_bytes))
+        budget = int(memory_utilization * max(0, free_bytes - weight_bytes - step_bytes))
         reason = f"memory_utilization={memory_utilization}"
         if platform == "cpu" and budget > CPU_MOST_BYTES:
             budget, reason = CPU_MOST_BYTES, "at most 2 GiB on a CPU"

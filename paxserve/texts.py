@@ -21,6 +21,12 @@ class _Text:
     num_fed_tokens: int = 0
     num_sent_pieces: int = 0
     num_sent_tokens: int = 0
+    is_end_sent: bool = False
+
+    def add(self, piece: str) -> None:
+        """More text, if there is any."""
+        if piece:
+            self.pieces.append(piece)
 
 
 class Texts:
@@ -39,6 +45,7 @@ class Texts:
                 stop=params.stop_strings,
                 include_stop=params.include_stop_str_in_output,
                 skip_special_tokens=params.skip_special_tokens,
+                min_tokens=params.min_tokens,
             )
         self._texts[request] = _Text(stream)
 
@@ -47,27 +54,35 @@ class Texts:
         text = self._texts[request]
         if text.stream is None:
             return None
-        for token in request.output_token_ids[text.num_fed_tokens :]:
+        for token in _output_from(request, text.num_fed_tokens):
             text.num_fed_tokens += 1
             if request.finish_reason is FinishReason.STOP and token in request.stop_ids:
                 break  # an end token is no text, even one that is not special
-            text.pieces.append(text.stream.feed(token))
-        stop = text.stream.matched_stop
-        if request.finish_reason is not None and stop is None:
-            text.pieces.append(text.stream.finish())
+            text.add(text.stream.feed(token))
+        if request.finish_reason is not None:
+            text.add(text.stream.finish())
         return text.stream.matched_stop
 
     def text(self, request: Request) -> str:
         """All of it so far."""
         return "".join(self._texts[request].pieces)
 
+    def has_news(self, request: Request) -> bool:
+        """Whether there are tokens, or an end, that no delta has brought."""
+        text = self._texts[request]
+        has_ended = request.finish_reason is not None
+        return text.num_sent_tokens < request.num_output_tokens or (
+            has_ended and not text.is_end_sent
+        )
+
     def delta(self, request: Request) -> Delta:
         """What came since the last delta."""
         text = self._texts[request]
         new_text = "".join(text.pieces[text.num_sent_pieces :])
-        new_tokens = tuple(request.output_token_ids[text.num_sent_tokens :])
+        new_tokens = tuple(_output_from(request, text.num_sent_tokens))
         text.num_sent_pieces = len(text.pieces)
         text.num_sent_tokens += len(new_tokens)
+        text.is_end_sent = request.finish_reason is not None
         return Delta(
             request_id=request.request_id,
             text=new_text,
@@ -76,3 +91,8 @@ class Texts:
             finish_reason=request.finish_reason and request.finish_reason.value,
             error=request.error,
         )
+
+
+def _output_from(request: Request, start: int) -> list[int]:
+    """Output tokens from number `start` on."""
+    return request.sequence.token_ids[request.num_prompt_tokens + start :]

@@ -109,6 +109,9 @@ class Recording:
     def collect(self) -> StepResult:
         return self.inner.collect()
 
+    def reset(self) -> None:
+        self.inner.reset()
+
 
 @dataclass
 class Dictated:
@@ -132,6 +135,9 @@ class Dictated:
 
     def collect(self) -> StepResult:
         return self.results.popleft()
+
+    def reset(self) -> None:
+        self.results.clear()
 
 
 def make_engine(
@@ -180,7 +186,7 @@ def submit(engine: Engine, token_ids: Iterable[int], **params: Any) -> Request:
 def run_to_end(engine: Engine, *, max_steps: int = 2000) -> int:
     """Step until nothing is left; returns the number of calls of `step`. Fails if it takes long."""
     for num_steps in range(max_steps):
-        if not engine.has_work:
+        if not engine.has_work and not engine.scheduler.batch.ended:
             return num_steps
         engine.step()
     raise AssertionError(f"{len(engine.scheduler.batch.requests)} requests left: no progress")

@@ -4,13 +4,14 @@ I1 conservation, I2 reference counts, I3 no duplicates, I4 table lengths, I10 id
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 from builders import Checked, free_blocks
 
 from paxserve.engine import Engine
 from paxserve.placement.first_fit import FirstFit
 from paxserve.placement.paged import Paged
-from paxserve.request import State
+from paxserve.request import Request, State
 
 
 def check(engine: Engine) -> None:
@@ -21,8 +22,8 @@ def check(engine: Engine) -> None:
     _check_rows(engine)
 
 
-def check_idle(engine: Engine) -> None:
-    """I10: nothing is left of the requests that were served."""
+def check_idle(engine: Engine, *, ended: Sequence[Request] = ()) -> None:
+    """I10: nothing is left of the requests that were served, but for ends not told yet."""
     batch, limits = engine.scheduler.batch, engine.limits
     assert not engine.has_work
     assert (len(batch.waiting), batch.running, batch.finished) == (0, [], [])
@@ -31,7 +32,7 @@ def check_idle(engine: Engine) -> None:
     assert sorted(batch.free_rows) == list(range(limits.max_num_seqs))
     assert free_blocks(batch.pool.free_space) == list(range(1, limits.num_blocks))
     assert batch.pool.num_referenced == 0
-    assert engine.scheduler.take_ended() == []
+    assert batch.ended == list(ended)
     for request in engine.requests:
         assert request.state is State.FINISHED
         assert request.sequence.block_table == []
@@ -43,7 +44,9 @@ def _check_membership(engine: Engine) -> None:
     waiting = list(batch.waiting)
     members = [*waiting, *batch.running, *batch.finished]
     assert len(set(members)) == len(members)
-    assert set(members) == set(batch.requests.values()) == set(batch.by_sequence.values())
+    assert (
+        set(members) == set(batch.requests.values()) == {r for r, _ in batch.by_sequence.values()}
+    )
     assert all(request.state is State.WAITING for request in waiting)
     assert all(request.state is State.RUNNING for request in batch.running)
     assert all(request.state is State.FINISHED for request in batch.finished)

@@ -9,7 +9,7 @@ import importlib.util
 import json
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -17,14 +17,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from builders import greedy, make_policies
+from builders import Recording, greedy, make_policies
 from jax.experimental.compilation_cache import compilation_cache
 
 from paxserve.clock import VirtualClock
 from paxserve.device import compile_cache
 from paxserve.device.buckets import Buckets
 from paxserve.engine import Engine
-from paxserve.executor import Executor
 from paxserve.executor.real import Real
 from paxserve.intake import Intake
 from paxserve.limits import Limits
@@ -134,36 +133,23 @@ def shared_real(name: str, block_size: int = 16) -> Real:
     return make_real(model, block_size=block_size)
 
 
-@dataclass
-class Rerouted:
-    """An executor as an engine with other step numbers sees it: nothing of an old engine is left."""
-
-    inner: Real
-
-    def submit(self, plan: Any) -> None:
-        self.inner.submit(plan)
-
-    def collect(self) -> Any:
-        return self.inner.collect()
-
-
 def real_engine(
-    executor: Executor,
+    executor: Real,
     model: LoadedModel,
     *,
-    limits: Limits | None = None,
-    tokenizer: bool = False,
+    recorded: bool = False,
     seed: int = 0,
     policies: dict[str, Any] | None = None,
     **sizes: int,
 ) -> Engine:
-    """An engine on an executor; `sizes` change the executor's own limits."""
-    limits = limits or executor.limits  # type: ignore[attr-defined]
-    limits = replace(limits, **sizes)
+    """An engine on an executor; `sizes` change the executor's own limits. With `recorded`, its
+    executor is a `Recording`, which keeps the plans.
+    """
+    limits = replace(executor.limits, **sizes)
     return Engine(
         limits=limits,
         policies=make_policies(**(policies or {})),
-        executor=executor,
+        executor=Recording(executor, limits) if recorded else executor,
         clock=VirtualClock(),
         intake=Intake(
             limits=limits,
@@ -172,7 +158,7 @@ def real_engine(
             tokenizer=model.tokenizer,
             seed=seed,
         ),
-        tokenizer=model.tokenizer if tokenizer else None,
+        tokenizer=model.tokenizer,
     )
 
 

@@ -3,7 +3,8 @@
 Source: the baseline of Orca (OSDI'22, section 2) and of vLLM (SOSP'23, section 6.1), as in
 FasterTransformer or a plain `generate` call: the earliest requests, as many as rows and memory
 allow. A finished member keeps its row and memory, dead, until the batch dissolves.
-Differs from those systems in that dead rows are not computed, only counted.
+Differs from those systems in that dead rows are not computed, only counted; and with a reservation
+that grows (theirs is `max`) a member short of memory is preempted and joins the next batch.
 """
 
 from collections.abc import Generator

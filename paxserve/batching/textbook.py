@@ -2,6 +2,8 @@
 
 Source: iteration-level scheduling, Orca (OSDI'22, Algorithm 1), over PagedAttention's memory and
 preemption (SOSP'23, section 4.5). Newcomers enter with their whole prompt, beside the decodes.
+Differs from vLLM, which admits nobody in a step that preempts: here a newcomer whose memory the
+running requests turn out to need is held back again within the step.
 """
 
 from collections.abc import Generator

@@ -3,9 +3,8 @@
 Owns: the two estimates that size the pool. Must not know: how the pool is used.
 """
 
-import os
-
 import jax
+import psutil
 
 from kernels_pallas.paged_attention import choose_backend as attention_backend
 from paxserve.models.config import ModelConfig
@@ -17,12 +16,17 @@ def choose_backend(kernel: str) -> tuple[str, str]:
     return (attention_backend(platform) if kernel == "auto" else kernel), platform
 
 
+def device_kind() -> str:
+    """What the first device calls itself."""
+    return str(jax.devices()[0].device_kind)
+
+
 def free_bytes() -> int:
-    """Memory that the first device could still allocate; for a CPU, the host's available memory."""
+    """Memory that the first device could still allocate; for a CPU, what the host has available."""
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats is None:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        return int(psutil.virtual_memory().available)
     return int(stats["bytes_limit"] - stats["bytes_in_use"])
 
 

@@ -13,3 +13,6 @@ class Executor(Protocol):
 
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight."""
+
+    def reset(self) -> None:
+        """A step failed and no sequence is left: forget steps in flight, be ready for new ones."""

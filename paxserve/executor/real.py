@@ -74,7 +74,7 @@ class Real:
         )
         graph, self._parameters = nnx.split(model)
         self._forward = make_forward(graph, backend=backend)
-        self._state = DeviceState(
+        self._new_state = lambda: DeviceState(
             kv_blocks=allocate(
                 config,
                 num_blocks=num_blocks,
@@ -85,6 +85,9 @@ class Real:
             ),
             last_sampled=jnp.zeros(limits.max_num_seqs, jnp.int32),
         )
+        self._state = self._new_state()
+        self.backend = backend
+        self.num_device_blocks = num_blocks
         self.limits = limits
         self.buckets = buckets
         self.strict = strict
@@ -113,12 +116,7 @@ class Real:
             Seconds spent.
         """
         started_s = time.perf_counter()
-        todo = [
-            (bucket, variant)
-            for variant in variants
-            for bucket in self.buckets.shapes
-            if (bucket, variant) not in self._executables
-        ]
+        todo = self._missing(variants)
         self._is_warm = False
         for done, (bucket, variant) in enumerate(todo):
             if progress is not None:
@@ -129,6 +127,14 @@ class Real:
         if progress is not None:
             progress(len(todo), len(todo))
         return time.perf_counter() - started_s
+
+    def num_missing(self, variants: Iterable[Variant]) -> int:
+        """Executables that `warm_up` would build."""
+        return len(self._missing(variants))
+
+    def _missing(self, variants: Iterable[Variant]) -> list[tuple[Bucket, Variant]]:
+        wanted = [(bucket, variant) for variant in variants for bucket in self.buckets.shapes]
+        return [key for key in wanted if key not in self._executables]
 
     def submit(self, plan: StepPlan) -> None:
         """Start a step; returns before it has run."""
@@ -155,6 +161,12 @@ class Real:
             padded_tokens=step.bucket.num_tokens,
             padded_rows=step.bucket.num_rows,
         )
+
+    def reset(self) -> None:
+        """See `Executor.reset`; KV that a failed step took with it is allocated anew."""
+        self._in_flight.clear()
+        if any(array.is_deleted() for array in jax.tree.leaves(self._state)):
+            self._state = self._new_state()
 
     def _run(self, packed: PackedStep) -> tuple[StepOutputs, float]:
         """Start the executable for these arrays; returns outputs and the seconds to build it."""

@@ -6,6 +6,7 @@ changes tokens, and a correct scheduler cannot. It runs on the same packed array
 packing is under the same law. In: plans. Out: results, exact under every policy.
 """
 
+import math
 from collections import deque
 
 import numpy as np
@@ -31,6 +32,10 @@ class Scripted:
     """
 
     def __init__(self, *, limits: Limits, vocab_size: int, step_s: float = 1.0) -> None:
+        if not isinstance(vocab_size, int) or vocab_size < 1:
+            raise ValueError(f"vocab_size must be an integer >= 1, got {vocab_size!r}")
+        if not isinstance(step_s, int | float) or not 0 < step_s < math.inf:
+            raise ValueError(f"step_s must be a number of seconds > 0, got {step_s!r}")
         self._block_size = limits.block_size
         self._vocab_size = np.uint64(vocab_size)
         self._step_s = step_s
@@ -67,6 +72,10 @@ class Scripted:
     def collect(self) -> StepResult:
         """The oldest result."""
         return self._in_flight.popleft()
+
+    def reset(self) -> None:
+        """See `Executor.reset`."""
+        self._in_flight.clear()
 
     def _check_inputs(self, plan: StepPlan) -> None:
         for row in plan.rows:

@@ -19,5 +19,5 @@ class MemoryView(NamedTuple):
 class Gate(Protocol):
     """A condition on memory."""
 
-    def admits(self, request: Request, memory: MemoryView) -> bool:
-        """Whether the request may enter now."""
+    def refusal(self, request: Request, memory: MemoryView) -> str | None:
+        """Why the request may not enter now, for the event log; None lets it in."""

@@ -29,6 +29,7 @@ class TextStream:
         stop: Sequence[str] = (),
         include_stop: bool = False,
         skip_special_tokens: bool = True,
+        min_tokens: int = 0,
     ) -> None:
         """Start an empty text.
 
@@ -37,6 +38,7 @@ class TextStream:
             stop: texts that end the output.
             include_stop: keep the stop string in the output.
             skip_special_tokens: leave control tokens out of the text.
+            min_tokens: stops are looked for only behind the text of this many tokens.
 
         Raises:
             ValueError: a stop string is empty or no text.
@@ -50,6 +52,7 @@ class TextStream:
         self._drops_space = tokenizer.strips_first_space
         self._matchers = [_Matcher(text) for text in dict.fromkeys(stop)]
         self._include_stop = include_stop
+        self._num_free_tokens = min_tokens
         self._held = ""
 
     def feed(self, token_id: int) -> str:
@@ -58,7 +61,10 @@ class TextStream:
         Returns:
             Text that is now certain; empty after a stop string.
         """
-        if self.matched_stop is not None or token_id in self._skipped:
+        if self.matched_stop is not None:
+            return ""
+        self._num_free_tokens -= 1
+        if token_id in self._skipped:
             return ""
         return self._release(self._decoder.decode(self._tokenizer.token_bytes(token_id)))
 
@@ -78,7 +84,7 @@ class TextStream:
         """The part of the held text and `text` that no stop string can take back."""
         if text and self._drops_space:
             text, self._drops_space = text.removeprefix(" "), False
-        if not self._matchers:
+        if not self._matchers or self._num_free_tokens >= 0:
             return text
         for i, char in enumerate(text):
             complete = [m.stop for m in self._matchers if m.advance(char)]

@@ -15,7 +15,10 @@ type Row = tuple[str, str, str]
 
 ROWS: tuple[Row, ...] = (
     ("requests completed", "completed", "{:.0f}"),
+    ("requests failed", "failed", "{:.0f}"),
+    ("requests refused", "num_refused", "{:.0f}"),
     ("duration, s", "duration", "{:.1f}"),
+    ("share of it in steps", "busy_share", "{:.1%}"),
     ("request throughput, 1/s", "request_throughput", "{:.2f}"),
     ("output throughput, tokens/s", "output_throughput", "{:.1f}"),
     ("TTFT mean, ms", "mean_ttft_ms", "{:.0f}"),
@@ -40,7 +43,9 @@ ROWS: tuple[Row, ...] = (
 
 
 def print_table(runs: Mapping[str, Summary], *, console: Console | None = None) -> None:
-    """Print one column per run; KV shares are of the usable pool, weighted by step time."""
+    """Print one column per run. KV shares are of the usable pool; they and the running requests
+    are means over the time spent in steps.
+    """
     table = Table(title="paxserve", title_justify="left")
     table.add_column("")
     for name in runs:

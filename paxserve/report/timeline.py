@@ -52,7 +52,8 @@ def timeline(events: Iterable[Event], steps: Sequence[StepRecord], *, num_rows: 
             open_stays[event.row] = (request_id, start_s, time_s)
         elif event.kind in (Kind.PREEMPTED, Kind.RELEASED):
             request_id, start_s, finished_s = open_stays.pop(event.row)
-            stays.append(Stay(event.row, request_id, start_s, finished_s or time_s, time_s))
+            lived_until_s = time_s if finished_s is None else finished_s
+            stays.append(Stay(event.row, request_id, start_s, lived_until_s, time_s))
     return Timeline(num_rows, last_s - origin_s, tuple(stays))
 
 

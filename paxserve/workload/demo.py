@@ -18,9 +18,14 @@ class Demo:
     limit: int = 0
     arrival_scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        self._file("demo.jsonl")
+
     def arrivals(self) -> Sequence[Arrival]:
         """See `Workload.arrivals`."""
         with resources.as_file(resources.files("paxserve.workload") / "demo.jsonl") as path:
-            return Jsonl(
-                path=str(path), limit=self.limit, arrival_scale=self.arrival_scale
-            ).arrivals()
+            return self._file(str(path)).arrivals()
+
+    def _file(self, path: str) -> Jsonl:
+        return Jsonl(path=path, limit=self.limit, arrival_scale=self.arrival_scale)

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from paxserve.sampling_params import MAX_SEED
 from paxserve.workload import Arrival
 
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
@@ -21,7 +22,7 @@ _CONTENTS = ("prompt", "messages", "prompt_token_ids")
 class Jsonl:
     """Attributes:
 
-    path: the file, relative to the working directory, or to the checkout for the project's own.
+    path: the file, relative to the working directory.
     limit: read at most this many requests; 0 reads all.
     arrival_scale: factor on arrival times; 0 lets all arrive at once.
     """
@@ -30,6 +31,16 @@ class Jsonl:
     limit: int = 0
     arrival_scale: float = 1.0
 
+    def __post_init__(self) -> None:
+        """Check the settings."""
+        if not isinstance(self.path, str):
+            raise ValueError(f"path must be the name of a file, got {self.path!r}")
+        if not isinstance(self.limit, int) or self.limit < 0:
+            raise ValueError(f"limit must be an integer >= 0, got {self.limit!r}")
+        scale = self.arrival_scale
+        if not isinstance(scale, int | float) or not math.isfinite(scale) or scale < 0:
+            raise ValueError(f"arrival_scale must be a number >= 0, got {scale!r}")
+
     def arrivals(self) -> Sequence[Arrival]:
         """See `Workload.arrivals`.
 
@@ -37,14 +48,29 @@ class Jsonl:
             ValueError: a line is not as described; the message has file and line number.
             FileNotFoundError: there is no such file.
         """
-        arrivals: list[Arrival] = []
-        with Path(self.path).open(encoding="utf-8") as lines:
-            for number, line in enumerate(lines, start=1):
-                if self.limit and len(arrivals) == self.limit:
-                    break
-                if line.strip():
-                    arrivals.append(self._arrival(line, number))
-        return sorted(arrivals, key=lambda arrival: arrival.arrival_s)
+        arrivals: dict[str, Arrival] = {}
+        for number, line in enumerate(self._lines(), start=1):
+            if self.limit and len(arrivals) == self.limit:
+                break
+            if not line.strip():
+                continue
+            arrival = self._arrival(line, number)
+            if arrival.request_id in arrivals:
+                raise ValueError(
+                    f"{self.path} line {number}: id {arrival.request_id!r} comes twice"
+                )
+            arrivals[arrival.request_id] = arrival
+        return sorted(arrivals.values(), key=lambda arrival: arrival.arrival_s)
+
+    def _lines(self) -> list[str]:
+        try:
+            return Path(self.path).read_text(encoding="utf-8-sig").splitlines()
+        except UnicodeDecodeError as error:
+            raise ValueError(f"{self.path} is not UTF-8: {error}") from error
+        except IsADirectoryError:
+            raise FileNotFoundError(f"workload file {self.path!r} is a directory") from None
+        except FileNotFoundError:
+            raise FileNotFoundError(f"workload file {self.path!r} does not exist") from None
 
     def _arrival(self, line: str, number: int) -> Arrival:
         where = f"{self.path} line {number}"
@@ -63,10 +89,8 @@ class Jsonl:
             prompt=_text(fields, where),
             messages=_messages(fields, where),
             prompt_token_ids=_token_ids(fields, where),
-            max_tokens=_whole(
-                fields, "max_tokens" if "max_tokens" in fields else "output_len", where
-            ),
-            seed=_whole(fields, "seed", where),
+            max_tokens=_whole(fields, _max_tokens_name(fields), where, low=1),
+            seed=_whole(fields, "seed", where, low=0),
         )
 
 
@@ -77,10 +101,16 @@ def _time(fields: dict[str, Any], where: str) -> float:
     return float(value)
 
 
-def _whole(fields: dict[str, Any], name: str, where: str) -> int | None:
+def _max_tokens_name(fields: dict[str, Any]) -> str:
+    return "max_tokens" if "max_tokens" in fields else "output_len"
+
+
+def _whole(fields: dict[str, Any], name: str, where: str, *, low: int) -> int | None:
     value = fields.get(name)
-    if value is not None and (not isinstance(value, int) or isinstance(value, bool)):
-        raise ValueError(f"{where}: {name} must be an integer, got {value!r}")
+    if value is None:
+        return None
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SEED:
+        raise ValueError(f"{where}: {name} must be an integer >= {low}, got {value!r}")
     return value
 
 
@@ -104,6 +134,6 @@ def _token_ids(fields: dict[str, Any], where: str) -> tuple[int, ...] | None:
     value = fields.get("prompt_token_ids")
     if value is None:
         return None
-    if not isinstance(value, list) or not all(isinstance(token, int) for token in value):
+    if not isinstance(value, list) or not all(type(token) is int for token in value):
         raise ValueError(f"{where}: prompt_token_ids must be a list of integers")
     return tuple(value)

@@ -119,11 +119,6 @@ def test_sources_are_ascii(file):
     assert file.read_bytes().isascii()
 
 
-def test_tests_are_ascii():
-    for file in (ROOT / "tests").rglob("*.py"):
-        assert file.read_bytes().isascii(), file
-
-
 @per_file
 def test_no_module_keeps_state_that_changes(file):
     """Module-level names are constants: no empty list, dict or set waits to be filled."""

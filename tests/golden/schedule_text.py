@@ -95,7 +95,7 @@ def row_cells(engine: Engine, plan: StepPlan) -> list[str]:
     for request in batch.running:
         cells[request.sequence.row] = f"{request.request_id} stays"
     for row in plan.rows:
-        cells[row.row] = f"{batch.by_sequence[row.sequence_id].request_id} +{row.num_tokens}"
+        cells[row.row] = f"{batch.by_sequence[row.sequence_id][0].request_id} +{row.num_tokens}"
     return cells
 
 

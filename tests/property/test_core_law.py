@@ -77,7 +77,7 @@ def test_policies_and_sizes_do_not_change_a_token(batching, reservation, placeme
     if batching.whole_prompts:
         budget = max(sizes["max_num_batched_tokens"], MAX_MODEL_LEN)
         sizes = sizes | {"max_num_batched_tokens": budget}
-    engine, served = serve(
+    _, served = serve(
         requests,
         make_limits(**sizes),
         batching=batching,

@@ -3,7 +3,7 @@ from builders import make_limits
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxserve.device.buckets import Bucket, Buckets
+from paxserve.device.buckets import Bucket, Buckets, Exact
 
 LIMITS = make_limits(max_num_seqs=32, max_num_batched_tokens=512)
 
@@ -77,3 +77,8 @@ def test_every_step_within_the_limits_has_a_bucket_within_the_limits(rows, extra
     assert num_rows <= bucket.num_rows <= limits.max_num_seqs
     fitting = [b for b in buckets.shapes if b.num_tokens >= num_tokens and b.num_rows >= num_rows]
     assert bucket == fitting[0]
+
+
+@pytest.mark.parametrize(("num_tokens", "num_rows"), [(1, 1), (9, 2), (700, 40)])
+def test_exact_shapes_pad_nothing(num_tokens, num_rows):
+    assert Exact().choose(num_tokens=num_tokens, num_rows=num_rows) == (num_tokens, num_rows)

@@ -169,18 +169,20 @@ def test_a_bad_request_leaves_the_engine_as_it_was_but_for_an_event():
     assert list(mate.output_token_ids) == tokens_alone(prompt_ids(3), 4)
 
 
-def test_an_id_in_use_is_refused_and_free_again_afterwards():
+def test_an_id_is_used_once_even_after_its_request_has_ended():
     engine = make_engine()
-    first = submit(engine, prompt_ids(3), max_tokens=2, request_id="x")
-    with pytest.raises(ValueError, match="request id 'x' is already in use"):
-        submit(engine, prompt_ids(5), request_id="x")
-    assert engine.requests == [first]
-    check(engine)
-    run_to_end(engine)
-    again = submit(engine, prompt_ids(5), max_tokens=2, request_id="x")
+    first = submit(engine, prompt_ids(3), max_tokens=2, request_id="1")
+    for _ in range(2):
+        with pytest.raises(InvalidRequest, match="request id '1' has been used already"):
+            submit(engine, prompt_ids(5), request_id="1")
+        assert engine.requests == [first]
+        check(engine)
+        run_to_end(engine)
+    unnamed = [submit(engine, prompt_ids(5), max_tokens=2) for _ in range(2)]
+    assert [r.request_id for r in unnamed] == ["0", "2"]  # 1 is taken
     run_to_end(engine)
     assert list(first.output_token_ids) == tokens_alone(prompt_ids(3), 2)
-    assert engine.output(again).outputs[0].token_ids == tokens_alone(prompt_ids(5), 2)
+    assert engine.output(unnamed[0]).outputs[0].token_ids == tokens_alone(prompt_ids(5), 2)
 
 
 def test_deltas_of_a_stream_join_to_the_output():
@@ -201,11 +203,6 @@ def test_deltas_of_a_stream_join_to_the_output():
     assert [engine.output(r).outputs[0].text for r in requests] == ["abcd", "d", "bba"]
 
 
-@pytest.mark.xfail(
-    strict=True,
-    reason="Engine.step takes the ended requests before the texts are advanced, so a request that "
-    "a stop string ends is reported once more in the next step",
-)
 def test_a_request_that_a_stop_string_ends_has_one_last_delta():
     engine = dictated((A, B, C))
     submit(engine, [A], max_tokens=9, stop=["b"])
@@ -231,7 +228,7 @@ def test_an_abort_of_the_only_request_is_told_although_nothing_is_left_to_do():
     engine = make_engine()
     request = submit(engine, prompt_ids(3))
     assert engine.abort(request.request_id)
-    assert engine.has_work
+    check_idle(engine, ended=[request])
     (delta,) = list(engine)
     assert (delta.finished, delta.finish_reason, delta.token_ids) == (True, "abort", ())
     check_idle(engine)
@@ -350,3 +347,67 @@ def test_a_later_arrival_is_not_served_before_an_earlier_one():
     early = submit(engine, prompt_ids(3), max_tokens=1, arrival_s=1.0)
     run_to_end(engine)
     assert early.first_scheduled_s < late.first_scheduled_s
+
+
+@pytest.mark.parametrize("failure", [RuntimeError("out of memory"), KeyboardInterrupt()])
+@pytest.mark.parametrize("batching", policies("batching"), ids=name_of)
+def test_a_step_that_fails_ends_every_request_and_the_engine_serves_on(batching, failure):
+    engine = make_engine(make_limits(max_num_seqs=2), batching=batching)
+    requests = [submit(engine, prompt_ids(3, n), max_tokens=4) for n in range(3)]
+    engine.step()
+
+    def fail(plan):
+        raise failure
+
+    engine.executor.on_submit = fail
+    with pytest.raises(type(failure)):
+        engine.step()
+    engine.executor.on_submit = lambda plan: None
+    check_idle(engine)
+    assert [r.finish_reason for r in requests] == ["error"] * 3
+    assert all(type(failure).__name__ in r.error for r in requests)
+    assert [r.num_output_tokens for r in requests] == [1, 1, 0]
+    later = submit(engine, prompt_ids(5, 7), max_tokens=4)
+    run_to_end(engine)
+    check_idle(engine)
+    assert list(later.output_token_ids) == tokens_alone(prompt_ids(5, 7), 4)
+
+
+def test_a_stream_of_one_request_serves_the_others_beside_it():
+    engine = dictated((A, B, C), (D, C, B))
+    streamed, beside = (submit(engine, [A], max_tokens=3) for _ in range(2))
+    deltas = list(engine.stream(streamed))
+    assert [(d.text, d.token_ids, d.finished) for d in deltas] == [
+        ("a", (A,), False),
+        ("b", (B,), False),
+        ("c", (C,), True),
+    ]
+    assert list(beside.output_token_ids) == [D, C, B]
+
+
+def test_leaving_a_stream_early_aborts_its_request_alone():
+    engine = make_engine()
+    streamed, beside = (submit(engine, prompt_ids(3, n), max_tokens=6) for n in range(2))
+    stream = engine.stream(streamed)
+    next(stream)
+    stream.close()
+    assert (streamed.finish_reason, streamed.num_output_tokens) == ("abort", 1)
+    run_to_end(engine)
+    check_idle(engine)
+    assert list(beside.output_token_ids) == tokens_alone(prompt_ids(3, 1), 6)
+
+
+def test_a_stop_string_does_not_end_it_before_min_tokens():
+    (only,) = serve(B, A, B, C, max_tokens=4, stop=["b"], min_tokens=2)[0].outputs
+    assert (only.token_ids, only.text) == ([B, A, B], "ba")
+    assert (only.finish_reason, only.stop_reason) == ("stop", "b")
+
+
+def test_a_result_of_another_step_is_not_applied():
+    engine = make_engine()
+    submit(engine, prompt_ids(3), max_tokens=2)
+    plan = engine.scheduler.plan(now_s=0.0)
+    engine.executor.submit(plan)
+    result = engine.executor.collect()._replace(step_id=plan.step_id + 1)
+    with pytest.raises(RuntimeError, match="result of step 2 applied to step 1"):
+        engine.scheduler.apply(plan, result, now_s=0.0)

@@ -1,5 +1,7 @@
 """The door: what may not come in, and what a request looks like that did."""
 
+import math
+
 import numpy as np
 import pytest
 from builders import VOCAB_SIZE, Letters, greedy, make_intake, make_limits, prompt_ids
@@ -152,3 +154,16 @@ def test_the_prompt_is_a_copy():
     ids[0] = 5
     assert list(request.prompt_token_ids) == prompt_ids(3)
     assert request.num_output_tokens == 1
+
+
+@pytest.mark.parametrize("arrival_s", [math.nan, math.inf, -math.inf])
+def test_an_arrival_that_is_no_time_is_refused(arrival_s):
+    with pytest.raises(InvalidRequest, match="arrival_s must be a finite number"):
+        make_intake().make({"prompt_token_ids": [1]}, greedy(), arrival_s=arrival_s)
+
+
+def test_a_refused_request_uses_up_no_id():
+    intake = make_intake()
+    refuses("empty", [], intake=intake, request_id="x")
+    assert make([1], intake=intake, request_id="x").request_id == "x"
+    refuses("request id 'x' has been used already", [1], intake=intake, request_id="x")

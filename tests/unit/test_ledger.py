@@ -125,18 +125,6 @@ def test_an_aborted_request_s_promise_is_settled_at_once_even_while_it_is_held()
     ]
 
 
-def test_an_id_used_again_does_not_mix_two_requests():
-    limits = make_limits(block_size=1, num_blocks=9, max_model_len=8, max_num_seqs=1)
-    engine = make_engine(limits, reservation=Max())
-    for length in (2, 5):
-        submit(engine, prompt_ids(length), max_tokens=1, request_id="same")
-        run_to_end(engine)
-    assert engine.ledger.steps() == [
-        counts(live=2, reserved_unused=6, null=1),
-        counts(live=5, reserved_unused=3, null=1),
-    ]
-
-
 def fragmented(placement):
     """Pool of 12 slots: three requests of 4 slots each, the middle one ends; a fourth needs 6."""
     limits = make_limits(block_size=1, num_blocks=13, max_model_len=12, max_num_seqs=4)

@@ -25,7 +25,7 @@ def test_each_size_has_a_least_value(name, low):
 
 def test_the_budget_gives_each_row_a_token():
     assert make_limits(max_num_seqs=8, max_num_batched_tokens=8).max_num_batched_tokens == 8
-    with pytest.raises(ValueError, match="max_num_batched_tokens=7 .* max_num_seqs=8"):
+    with pytest.raises(ValueError, match=r"max_num_batched_tokens=7 .* max_num_seqs=8"):
         make_limits(max_num_seqs=8, max_num_batched_tokens=7)
 
 

@@ -92,18 +92,18 @@ def test_summary_of_a_run():
     assert summary["num_requests"] == 4
     assert (summary["completed"], summary["failed"]) == (2, 1)
     assert summary["duration"] == 10.0
-    assert (summary["total_input_tokens"], summary["total_output_tokens"]) == (7, 5)
+    assert (summary["total_input_tokens"], summary["total_output_tokens"]) == (7, 4)
+    assert summary["output_tokens_of_others"] == 1
     assert summary["request_throughput"] == 0.2
-    assert summary["output_throughput"] == 0.5
-    assert summary["total_token_throughput"] == 1.2
-    assert summary["mean_ttft_ms"] == pytest.approx(1000 * (1 + 2 + 2) / 3)
-    assert summary["median_ttft_ms"] == 2000
+    assert summary["output_throughput"] == 0.4
+    assert summary["total_token_throughput"] == 1.1
+    assert summary["mean_ttft_ms"] == summary["median_ttft_ms"] == 1000 * (1 + 2) / 2
     assert summary["mean_tpot_ms"] == 1500
     assert summary["mean_itl_ms"] == 1500
     assert summary["p99_itl_ms"] == pytest.approx(1990)
-    assert summary["mean_e2el_ms"] == pytest.approx(1000 * (4 + 2 + 2) / 3)
-    assert summary["mean_queue_time_ms"] == pytest.approx(1000 * (0 + 1 + 1) / 3)
-    assert summary["mean_normalized_latency_s_per_token"] == pytest.approx((4 / 3 + 2 + 2) / 3)
+    assert summary["mean_e2el_ms"] == 1000 * (4 + 2) / 2
+    assert summary["mean_queue_time_ms"] == 1000 * (0 + 1) / 2
+    assert summary["mean_normalized_latency_s_per_token"] == pytest.approx((4 / 3 + 2) / 2)
     assert summary["mean_running_requests"] == pytest.approx((2 * 2 + 8 * 1) / 10)
     assert (summary["num_preemptions"], summary["recomputed_tokens"]) == (2, 5)
     assert summary["recomputed_share_of_computed_tokens"] == 5 / 20

@@ -116,3 +116,14 @@ def test_an_engine_passes_on_its_preemptions(num_blocks):
     preemption_warnings = [w for w in operator.warnings if w.startswith("preemption")]
     assert len(preemption_warnings) == num_preemptions == (num_blocks == 5)
     assert len(operator.status) == len(engine.steps) // 2
+
+
+def test_a_pause_is_neither_reported_nor_counted_into_the_rate():
+    operator = Operator()
+    operator.step()
+    operator.now_s = 1000.0  # nobody asked for anything for a while
+    operator.step()
+    assert operator.status == []
+    for _ in range(4):
+        operator.step()
+    assert [line.split(", ")[-1] for line in operator.status] == ["10 tokens/s"]

@@ -9,11 +9,11 @@ from paxserve.sampling_params import SamplingParams
 
 REJECTED = [
     *[("temperature", v) for v in (-0.1, 2.001, math.nan, math.inf, -math.inf, True, "1", None)],
-    *[("top_k", v) for v in (-2, 1.5, math.nan, True, "3", None)],
+    *[("top_k", v) for v in (-2, 2**31, 1.5, math.nan, True, "3", None)],
     *[("top_p", v) for v in (0, 0.0, -0.1, 1.0001, math.nan, math.inf, True, "0.5", None)],
     *[("min_p", v) for v in (-0.001, 1.001, math.nan, math.inf, False, "0", None)],
     *[("seed", v) for v in (-1, 2**32, 1.0, math.nan, True, "7")],
-    *[("max_tokens", v) for v in (0, -1, 1.0, math.inf, math.nan, True, "4")],
+    *[("max_tokens", v) for v in (0, -1, 2**31, 1.0, math.inf, math.nan, True, "4")],
     *[("min_tokens", v) for v in (-1, 17, 1.0, math.nan, False, "1", None)],
     *[("logprobs", v) for v in (-1, 21, 1.0, math.nan, True, "2")],
     *[("n", v) for v in (0, -1, 1.0, True, "1", None)],
@@ -25,11 +25,11 @@ REJECTED = [
 ]
 ACCEPTED = [
     *[("temperature", v) for v in (0, 0.0, 1e-9, 2, 2.0)],
-    *[("top_k", v) for v in (-1, 0, 1, 10**9)],
+    *[("top_k", v) for v in (-1, 0, 1, 2**31 - 1)],
     *[("top_p", v) for v in (1e-9, 1, 1.0)],
     *[("min_p", v) for v in (0, 0.0, 1, 1.0)],
     *[("seed", v) for v in (None, 0, 2**32 - 1)],
-    *[("max_tokens", v) for v in (1, 10**9, None)],
+    *[("max_tokens", v) for v in (1, 2**31 - 1, None)],
     *[("min_tokens", v) for v in (0, 1, 16)],
     *[("logprobs", v) for v in (None, 0, 20)],
     *[("ignore_eos", v) for v in (True, False)],
