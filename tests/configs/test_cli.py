@@ -193,7 +193,8 @@ def test_a_real_run_writes_the_same_files(cli, workplace):
         4
     }
     texts = [json.loads(line) for line in (path / "outputs.jsonl").read_text().splitlines()]
-    assert texts == [{"id": name, "text": ""} for name in "abc"]
+    ended = {"text": "", "finish_reason": "length", "stop_reason": None, "error": None}
+    assert texts == [{"id": name, **ended} for name in "abc"]
 
 
 def test_the_seed_and_the_policies_reach_a_real_run(cli, workplace):
@@ -234,7 +235,10 @@ def test_refused_requests_are_reported_and_the_others_served(cli, workplace):
 
 def test_a_run_that_refuses_everything_failed(cli, workplace):
     write_requests(workplace / "requests.jsonl", [{"prompt": "x"}, {"prompt_token_ids": []}])
-    assert_readable_failure(cli("run", *SCRIPTED, "run_dir=results"), "the prompt is empty")
+    done = cli("run", *SCRIPTED, "run_dir=results")
+    assert_readable_failure(done, "the prompt is empty", "no request was completed", code=1)
+    lines = (workplace / "results" / "outputs.jsonl").read_text().splitlines()
+    assert [json.loads(line)["finish_reason"] for line in lines] == ["error", "error"]
 
 
 # What is wrong, and how it reads.
@@ -267,7 +271,7 @@ def test_a_directory_that_is_not_empty_is_left_alone(cli, workplace):
         (["limits.max_num_seqs=0"], ["max_num_seqs must be an integer of at least 1, got 0"]),
         (["limits.max_model_len=null"], ["set limits.max_model_len"]),
         (["sampling.temperature=3"], ["temperature must be a number in [0.0, 2.0], got 3"]),
-        (["sampling.logprobs=x"], ["logprobs must be an integer"]),
+        (["sampling.logprobs=2"], ["sampling.logprobs was set, but nothing reads it"]),
         (["workload.path=none.jsonl"], ["none.jsonl"]),
         (["workload.path=???"], ["workload.path must be set"]),
         (["limits.max_model_len=${oops}"], ["oops", "limits.max_model_len"]),
@@ -329,6 +333,26 @@ def test_wrong_settings_of_a_real_run(cli, workplace, overrides, words):
     assert not (workplace / "results" / "complete").exists()
 
 
+def test_a_policy_that_fails_while_serving_is_no_mistake_of_the_user(cli, workplace):
+    (workplace / "wrong_policy.py").write_text(
+        "from dataclasses import dataclass\n"
+        "from paxserve.batching import Grant\n"
+        "@dataclass(frozen=True)\n"
+        "class Wrong:\n"
+        "    release, whole_prompts = 'at_finish', False\n"
+        "    def propose(self, view):\n"
+        "        for request in view.waiting():\n"
+        "            yield Grant(request, 10**6)\n"
+    )
+    done = cli("run", *SCRIPTED, "batching=wrong_policy:Wrong", "run_dir=results")
+    assert_readable_failure(done, "Wrong granted 1000000 tokens to request a", code=1)
+    assert "Traceback" in (workplace / "results" / "error.txt").read_text()
+    assert not (workplace / "results" / "complete").exists()
+    # The note of a failed run does not keep the next one out of its directory.
+    assert cli("run", *SCRIPTED, "run_dir=results").code == 0
+    assert {file.name for file in (workplace / "results").iterdir()} == FILES
+
+
 def test_a_bad_line_of_the_workload_is_named(cli, workplace):
     write_requests(workplace / "requests.jsonl", [*REQUESTS, {"id": "d"}])
     done = cli("run", *SCRIPTED, "run_dir=one")
@@ -377,7 +401,7 @@ def test_a_sweep_has_a_directory_per_run(cli, workplace):
 
 def test_a_sweep_goes_on_after_a_failure(cli, workplace):
     done = cli("run", "-m", *SCRIPTED, "limits.num_blocks_override=9,1,3,0,5", "run_dir=sweep")
-    assert_readable_failure(done, "num_blocks_override", "got 1", "got 0", "paxserve: failed: ")
+    assert_readable_failure(done, "num_blocks_override", "got 1", "got 0", "2 runs failed")
     complete = {path.parent.name for path in (workplace / "sweep").glob("*/complete")}
     failed = {path.parent.name for path in (workplace / "sweep").glob("*/error.txt")}
     assert (complete, failed) == ({"0", "2", "4"}, {"1", "3"})

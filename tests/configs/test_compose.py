@@ -129,7 +129,7 @@ def test_executor_options():
         ["executor=scripted", "limits.max_model_len=32", "limits.num_blocks_override=9"]
     )
     engine = scripted_engine(
-        settings=settings(plain), policies=policies(plain, chosen), **plain["executor"]
+        settings=settings(plain), policies=policies(plain, chosen), say=print, **plain["executor"]
     )
     assert engine.limits.num_blocks == 9
 

@@ -75,7 +75,7 @@ def test_ids_that_are_no_integers_are_refused(ids):
 
 @pytest.mark.parametrize(
     "prompt",
-    [None, 5, (1, 2), {}, {"prompt": "x"}, {"prompt_token_ids": [1], "more": 2}, b"text"],
+    [None, 5, (1, 2), {}, {"prompt": 5}, {"prompt": "x", "more": 2}, {"more": "x"}, b"text"],
 )
 def test_what_is_neither_text_nor_ids_is_refused(prompt):
     refuses("a prompt is a string or", prompt)
@@ -84,12 +84,13 @@ def test_what_is_neither_text_nor_ids_is_refused(prompt):
 def test_text_and_stop_strings_need_a_tokenizer():
     refuses("no tokenizer", "abc")
     refuses("stop strings need", [1], stop="a")
-    request = make("abc", intake=make_intake(tokenizer=LETTERS), stop="b")
-    assert (request.prompt, request.prompt_token_ids) == ("abc", (0, 1, 2))
+    for text in ("abc", {"prompt": "abc"}):
+        request = make(text, intake=make_intake(tokenizer=LETTERS), stop="b")
+        assert (request.prompt, request.prompt_token_ids) == ("abc", (0, 1, 2))
 
 
 def test_text_that_cannot_be_encoded_is_refused_as_a_request():
-    refuses("cannot be encoded", "a\ud800", intake=make_intake(tokenizer=LETTERS))
+    refuses("valid Unicode", "a\ud800", intake=make_intake(tokenizer=LETTERS))
 
 
 def test_end_tokens_are_the_model_s_and_the_request_s_own():
