@@ -158,7 +158,7 @@ def test_long_prompts_whole(policies):
     names = ("long-0", "long-1", "chat-0", "chat-4")
     engine, requests = serve(names, policies=policies)
     assert_same_tokens(requests)
-    assert max(step.num_tokens for step in engine.steps) > 3984
+    assert max(step.num_tokens for step in engine.steps) >= 3984
 
 
 @pytest.mark.slow

@@ -278,8 +278,9 @@ def test_an_abort_in_every_state_frees_everything_and_adds_no_token(batching):
     assert {"waiting", "decoding", "finished and held", "released", "preempted"} <= seen
 
 
-def test_an_abort_while_the_step_runs_drops_its_token():
-    engine = make_engine()
+@pytest.mark.parametrize("batching", policies("batching"), ids=name_of)
+def test_an_abort_while_the_step_runs_drops_its_token(batching):
+    engine = make_engine(batching=batching)
     first = submit(engine, prompt_ids(3), max_tokens=4)
     second = submit(engine, prompt_ids(4), max_tokens=4)
     engine.step()
