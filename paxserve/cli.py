@@ -1,7 +1,7 @@
 """The command line: `paxserve run`, `paxserve demo`.
 
 Owns: arguments, Hydra, progress bars, exit codes, and how errors read. In: argv. Out: tables,
-files, and 0, 1 (a run failed), 2 (the command or its settings are wrong) or 130 (interrupted).
+files, and 0, 1 (a run failed, or Hydra refused an override), 2 (wrong settings), 130 (interrupted).
 Must not know: how a run is made.
 """
 

@@ -20,6 +20,7 @@ from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult
 _UNWRITTEN = np.uint64(0)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
+_ROWS_AT_ONCE = 32  # keeps the arrays of long contexts in a core's own cache
 
 
 class Scripted:
@@ -94,21 +95,25 @@ class Scripted:
 
     def _sample(self, plan: StepPlan, arrays: StepArrays) -> np.ndarray:
         """A token per row, from every slot of its context."""
-        lengths = arrays.context_lens
+        groups = range(0, len(plan.rows), _ROWS_AT_ONCE)
+        sums = [self._context_sums(plan, arrays, slice(i, i + _ROWS_AT_ONCE)) for i in groups]
+        digests = _mix(np.concatenate(sums) + self._seeds(arrays))
+        tokens: np.ndarray = (digests % self._vocab_size).astype(np.int64)
+        return tokens
+
+    def _context_sums(self, plan: StepPlan, arrays: StepArrays, group: slice) -> np.ndarray:
+        """Per row of the group, the sum over its context of value x (position + 1)."""
+        lengths, tables = arrays.context_lens[group], arrays.block_table[group]
         starts = np.cumsum(lengths) - lengths
         rows = np.repeat(np.arange(len(lengths)), lengths)
         positions = np.arange(len(rows)) - starts[rows]
         blocks, offsets = np.divmod(positions, self._block_size)
-        read = self._slots[arrays.block_table[rows, blocks] * self._block_size + offsets]
+        read = self._slots[tables[rows, blocks] * self._block_size + offsets]
         if (read == _UNWRITTEN).any():
-            row = plan.rows[rows[read == _UNWRITTEN][0]]
+            row = plan.rows[group][rows[read == _UNWRITTEN][0]]
             raise RuntimeError(f"sequence {row.sequence_id} reads a slot that was never written")
-        order = (positions + 1).astype(np.uint64)
-        digests = np.add.reduceat(read * order, starts)
-        tokens: np.ndarray = (_mix(digests + self._seeds(arrays)) % self._vocab_size).astype(
-            np.int64
-        )
-        return tokens
+        sums: np.ndarray = np.add.reduceat(read * (positions + 1).astype(np.uint64), starts)
+        return sums
 
     def _seeds(self, arrays: StepArrays) -> np.ndarray:
         """The seed of rows that sample at random, else 0."""

@@ -408,3 +408,34 @@ def test_one_poisoned_request_ends_and_its_mates_do_not_notice(logprobs):
     for i in (0, 1, 3):
         assert list(engine.requests[i].output_token_ids) == expected[i]
         assert engine.requests[i].finish_reason == "length"
+
+
+@pytest.mark.parametrize("where", ["submit", "collect"])
+def test_a_step_that_fails_on_the_device_leaves_an_engine_that_serves(where, monkeypatch):
+    """Also when the failed step took the donated KV with it."""
+    real = make_real(tiny())
+    engine = real_engine(real, tiny())
+    lost = submit_ids(engine, random_ids(9), max_tokens=8)
+    engine.step()
+    failing = getattr(real, where)
+
+    def fail(*arguments):
+        if where == "collect":
+            failing()
+        for array in real.kv_blocks:
+            array.delete()
+        raise MemoryError("RESOURCE_EXHAUSTED")
+
+    monkeypatch.setattr(real, where, fail)
+    with pytest.raises(MemoryError, match="RESOURCE_EXHAUSTED"):
+        engine.step()
+    monkeypatch.undo()
+    assert (lost.finish_reason, lost.num_output_tokens) == ("error", 1)
+    assert "MemoryError" in lost.error
+    check_idle(engine)
+    again = submit_ids(engine, random_ids(9), max_tokens=8)
+    run_to_end(engine)
+    alone = real_engine(make_real(tiny()), tiny())
+    request = submit_ids(alone, random_ids(9), max_tokens=8)
+    run_to_end(alone)
+    assert list(again.output_token_ids) == list(request.output_token_ids)
