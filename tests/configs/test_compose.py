@@ -153,10 +153,14 @@ def test_every_experiment_fits_together(stem):
     )
 
 
-def test_the_demo_s_two_runs_differ_in_policies_only():
+def test_the_demo_s_two_runs_differ_in_policies_and_in_the_budget_of_a_step_only():
     runs = [compose_config([f"experiment={name}"]) for name in ("demo_static", "demo_continuous")]
     (static, static_choices, _), (continuous, continuous_choices, _) = runs
-    assert static == continuous
+    of_a_step = {"max_num_batched_tokens": 1024, "token_buckets": [64, 256, 1024]}
+    assert static["limits"] == continuous["limits"] | of_a_step
+    assert {k: v for k, v in static.items() if k != "limits"} == {
+        k: v for k, v in continuous.items() if k != "limits"
+    }
     differing = {k for k in static_choices if static_choices[k] != continuous_choices[k]}
     assert differing == {"batching", "reservation", "placement", "experiment"}
 
