@@ -46,10 +46,13 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
             rewritten.append(f"++{override}")
         else:
             rewritten.append(override)
-    # After flags such as -m, since argparse wants the overrides in one piece; before the user's.
-    is_override = ["=" in argument and argument[0] != "-" for argument in rewritten]
-    start = is_override.index(True) if any(is_override) else len(rewritten)
-    return [*rewritten[:start], *_QUIET, *_NO_LOGS, *rewritten[start:]]
+    # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
+    flags = [argument for argument in rewritten if not _is_override(argument)]
+    return [*flags, *_QUIET, *_NO_LOGS, *filter(_is_override, rewritten)]
+
+
+def _is_override(argument: str) -> bool:
+    return argument.startswith(("+", "~")) or ("=" in argument and not argument.startswith("-"))
 
 
 type Composed = tuple[dict[str, Any], dict[str, str], list[str]]

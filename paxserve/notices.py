@@ -49,6 +49,7 @@ class Notices:
         self._last_end_s = -every_s
         self._num_events_seen = 0
         self._num_preemptions = 0
+        self._use = "its start"
 
     def after_step(self, record: StepRecord, slots: SlotCounts, events: EventLog) -> None:
         """Look at one step."""
@@ -62,8 +63,9 @@ class Notices:
                 f"preemptions may follow. Remedies: {REMEDIES}"
             )
         for event in events.since(self._num_events_seen):
-            if event.kind is Kind.PREEMPTED:
-                self._on_preemption(event, use)
+            if event.kind is Kind.PREEMPTED:  # of the use before it, as the step began
+                self._on_preemption(event, self._use)
+        self._use = use
         self._num_events_seen = len(events)
         self._num_tokens += record.num_tokens
         self._busy_s += record.duration_s

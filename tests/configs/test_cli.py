@@ -380,11 +380,13 @@ def test_the_demo_does_not_overwrite(cli, workplace):
 # Sweeps.
 
 
-def test_a_sweep_has_a_directory_per_run(cli, workplace):
-    done = cli(
-        "run", "-m", *SCRIPTED, "batching=static,chunked_prefill", "placement=paged,first_fit",
-        "run_dir=sweep",
-    )  # fmt: skip
+@pytest.mark.parametrize("at", [0, 2, None])
+def test_a_sweep_has_a_directory_per_run(cli, workplace, at):
+    """Wherever the flag stands."""
+    overrides = [*SCRIPTED, "batching=static,chunked_prefill", "placement=paged,first_fit"]
+    overrides.append("run_dir=sweep")
+    overrides.insert(len(overrides) if at is None else at, "-m")
+    done = cli("run", *overrides)
     assert done.code == 0
     found = {}
     for path in sorted((workplace / "sweep").iterdir()):

@@ -76,6 +76,7 @@ def test_a_full_cache_is_warned_of_once_and_only_while_someone_waits():
 
 def test_preemptions_are_warned_of_at_the_first_and_at_each_doubling():
     operator = Operator()
+    operator.step(free=1, live=18)  # the use that led to the preemption, not what it left
     said_at = []
     for number in range(1, 18):
         operator.preempt()
@@ -85,7 +86,7 @@ def test_preemptions_are_warned_of_at_the_first_and_at_each_doubling():
             said_at.append(number)
     assert said_at == [1, 2, 4, 8, 16]
     first = operator.warnings[0]
-    for part in ("preemption 1", "r9", "7 computed tokens", "recompute", "50% in blocks"):
+    for part in ("preemption 1", "r9", "7 computed tokens", "recompute", "95% in blocks"):
         assert part in first
     for remedy in ("memory_utilization", "max_num_seqs", "max_num_batched_tokens"):
         assert remedy in first
