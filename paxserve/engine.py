@@ -145,14 +145,10 @@ class Engine:
         plan = scheduler.plan(now_s=start_s)
         if plan is None:
             return []
-        slots = self.ledger.record()
-        num_running, num_held = len(batch.running), len(batch.finished)
         self.executor.submit(plan)
         result = self.executor.collect()
         clock.spend(result.duration_s)
-        progressed = scheduler.apply(
-            plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
-        )
+        slots = self.ledger.record()
         record = StepRecord(
             step_id=plan.step_id,
             start_s=start_s,
@@ -163,11 +159,14 @@ class Engine:
             num_tokens=plan.num_tokens,
             padded_rows=result.padded_rows,
             padded_tokens=result.padded_tokens,
-            num_running=num_running,
-            num_held=num_held,
+            num_running=len(batch.running),
+            num_held=len(batch.finished),
             num_waiting=len(batch.waiting),
         )
         self.steps.append(record)
+        progressed = scheduler.apply(
+            plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
+        )
         if self._notices is not None:
             self._notices.after_step(record, slots, self.events)
         return progressed

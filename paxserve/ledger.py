@@ -2,7 +2,7 @@
 
 Owns: the classes, their count per step, and the split of what was reserved into what came to be
 used and what did not (known only when a request ends, and then entered for all steps it spans).
-In: the batch, once per step, while the step's tokens are about to be written. Out: `SlotCounts`
+In: the batch, once per executed step, before its results are applied. Out: `SlotCounts`
 per step, which sum to the pool. Must not know: policies, time.
 
 The slots of one running sequence:

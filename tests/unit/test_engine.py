@@ -368,6 +368,7 @@ def test_a_step_that_fails_ends_every_request_and_the_engine_serves_on(batching,
     assert [r.finish_reason for r in requests] == ["error"] * 3
     assert all(type(failure).__name__ in r.error for r in requests)
     assert [r.num_output_tokens for r in requests] == [1, 1, 0]
+    assert len(engine.steps) == len(engine.ledger.steps()) == 1
     later = submit(engine, prompt_ids(5, 7), max_tokens=4)
     run_to_end(engine)
     check_idle(engine)
