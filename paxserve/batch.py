@@ -36,6 +36,7 @@ class Batch:
         events: EventLog,
     ) -> None:
         self.limits = limits
+        self._placement = placement
         self.pool = BlockPool(num_blocks=limits.num_blocks, placement=placement)
         self.tables = BlockTables(pool=self.pool, reservation=reservation, limits=limits)
         self.waiting = WaitingQueue(admission)
@@ -104,6 +105,38 @@ class Batch:
         else:
             self.waiting.remove(request)
             self._forget(request)
+        self._end(request, reason, stop_reason=stop_reason, error=error)
+
+    def fail_all(self, error: str) -> None:
+        """A change broke off in the middle: every live request ends, and what they held is made
+        anew, since it can no longer be told who holds what.
+        """
+        for request in self.requests.values():
+            if request.state is not State.FINISHED:
+                self._end(request, FinishReason.ERROR, error=error)
+            if request.sequence.row >= 0:
+                self._log_released(request)
+            for sequence in request.sequences:
+                sequence.block_table.clear()
+                sequence.num_reserved_tokens, sequence.row = 0, -1
+        self.requests.clear()
+        self.by_sequence.clear()
+        self.waiting.clear()
+        self.running.clear()
+        self.finished.clear()
+        self.free_rows = list(range(self.limits.max_num_seqs))
+        self.pool = self.tables.pool = BlockPool(
+            num_blocks=self.limits.num_blocks, placement=self._placement
+        )
+
+    def _end(
+        self,
+        request: Request,
+        reason: FinishReason,
+        *,
+        stop_reason: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
         request.state = State.FINISHED
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
         request.finished_s = self._events.now_s
@@ -119,16 +152,19 @@ class Batch:
     def release(self) -> None:
         """Finished requests let go of rows and memory, and are forgotten."""
         for request in self.finished:
-            num_blocks = sum([len(s.block_table) for s in request.sequences])
-            self._events.add(
-                Kind.RELEASED,
-                request.request_id,
-                num_tokens=num_blocks * self.limits.block_size,
-                row=request.sequence.row,
-            )
+            self._log_released(request)
             self._let_go(request)
             self._forget(request)
         self.finished.clear()
+
+    def _log_released(self, request: Request) -> None:
+        num_blocks = sum([len(sequence.block_table) for sequence in request.sequences])
+        self._events.add(
+            Kind.RELEASED,
+            request.request_id,
+            num_tokens=num_blocks * self.limits.block_size,
+            row=request.sequence.row,
+        )
 
     def _let_go(self, request: Request) -> None:
         self.tables.let_go(request)

@@ -114,7 +114,7 @@ def run_job(config: DictConfig) -> Summary | Exception:
         result = run(
             plain, choices=choices, explicit=explicit, say=terminal.say, progress=terminal.progress
         )
-        write_results(result, path, config={"choices": choices, **plain})
+        _write(result, path, {"choices": choices, **plain})
         return _show(result, path, terminal)
     except Exception as error:
         _note_failure(error, path)
@@ -125,6 +125,13 @@ def run_job(config: DictConfig) -> Summary | Exception:
         raise
     finally:
         terminal.close()
+
+
+def _write(result: Run, path: Path, config: dict[str, Any]) -> None:
+    try:
+        write_results(result, path, config=config)
+    except Exception as error:  # nothing about it is the user's mistake
+        raise RuntimeError(f"the results could not be written: {error}") from error
 
 
 def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
@@ -140,7 +147,7 @@ def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
     if result.summary["completed"]:
         return result.summary
     failure = RuntimeError("no request was completed")
-    print(f"paxserve: error: {failure}", file=sys.stderr)
+    _note_failure(failure, path)
     return failure
 
 

@@ -11,7 +11,7 @@ from paxserve.clock import Clock
 from paxserve.events import EventLog
 from paxserve.executor import Executor
 from paxserve.intake import Intake, InvalidRequest, Prompt
-from paxserve.ledger import Ledger
+from paxserve.ledger import Ledger, SlotCounts
 from paxserve.limits import Limits
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Notices
@@ -126,9 +126,11 @@ class Engine:
         is raised. The engine then serves new requests.
         """
         try:
-            progressed = self._step()
+            progressed, slots = self._step()
         except BaseException as failure:
-            self._fail_everything(failure)
+            error = f"the step failed: {type(failure).__name__}: {failure}"
+            self.scheduler.fail_all(error, now_s=self.clock.now_s())
+            self.executor.reset()
             raise
         for request in progressed:
             self._advance_text(request)
@@ -136,15 +138,18 @@ class Engine:
         ended = [request for request in self.scheduler.take_ended() if request not in seen]
         for request in ended:
             self._advance_text(request)
+        if self._notices is not None and slots is not None:
+            self._notices.after_step(self.steps[-1], slots, self.events)
         return progressed + ended
 
-    def _step(self) -> list[Request]:
+    def _step(self) -> tuple[list[Request], SlotCounts | None]:
+        """Requests that got a token, and the slot counts, None when nothing was to be computed."""
         scheduler, clock, batch = self.scheduler, self.clock, self.scheduler.batch
         scheduler.retire()
         start_s = clock.now_s()
         plan = scheduler.plan(now_s=start_s)
         if plan is None:
-            return []
+            return [], None
         self.executor.submit(plan)
         result = self.executor.collect()
         clock.spend(result.duration_s)
@@ -167,9 +172,7 @@ class Engine:
         progressed = scheduler.apply(
             plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
         )
-        if self._notices is not None:
-            self._notices.after_step(record, slots, self.events)
-        return progressed
+        return progressed, slots
 
     def __iter__(self) -> Iterator[Delta]:
         """Stream everything: run until nothing is left, yielding what each step adds."""
@@ -177,17 +180,17 @@ class Engine:
             for request in self.step():
                 yield self._texts.delta(request)
 
-    def stream(self, request: Request) -> Iterator[Delta]:
-        """Stream one request; others go on beside it. Leaving the loop early aborts it."""
-        try:
-            while request.finish_reason is None:
-                self.step()
-                if self._texts.has_news(request):
-                    yield self._texts.delta(request)
-            if self._texts.has_news(request):
-                yield self._texts.delta(request)
-        finally:
-            self.discard(request)
+    def stream(self, request: Request) -> "RequestStream":
+        """Stream one request; others go on beside it."""
+        return RequestStream(self, request)
+
+    def next_delta(self, request: Request) -> Delta | None:
+        """Step until there is news of the request; None when all of it has been told."""
+        while not self._texts.has_news(request):
+            if request.finish_reason is not None:
+                return None
+            self.step()
+        return self._texts.delta(request)
 
     def _advance_text(self, request: Request) -> None:
         """Feed new tokens to the text; a stop string found in it ends the request."""
@@ -196,13 +199,26 @@ class Engine:
             now_s = self.clock.now_s()
             self.scheduler.finish(request, FinishReason.STOP, now_s=now_s, stop_reason=stop)
 
-    def _fail_everything(self, failure: BaseException) -> None:
-        now_s = self.clock.now_s()
-        error = f"the step failed: {type(failure).__name__}: {failure}"
-        for request in list(self.scheduler.batch.requests.values()):
-            if request.state is not State.FINISHED:
-                self.scheduler.finish(request, FinishReason.ERROR, now_s=now_s, error=error)
-        self.scheduler.retire()
-        self.executor.reset()
-        for request in self.scheduler.take_ended():
-            self._texts.advance(request)
+
+class RequestStream:
+    """The deltas of one request. Letting go of it before its end aborts the request."""
+
+    def __init__(self, engine: Engine, request: Request) -> None:
+        self._engine = engine
+        self._request = request
+
+    def __iter__(self) -> Iterator[Delta]:
+        return self
+
+    def __next__(self) -> Delta:
+        delta = self._engine.next_delta(self._request)
+        if delta is None:
+            raise StopIteration
+        return delta
+
+    def close(self) -> None:
+        """Abort the request, if it has not ended."""
+        self._engine.discard(self._request)
+
+    def __del__(self) -> None:
+        self.close()

@@ -4,7 +4,7 @@ Owns: the order build -> check that every setting is read -> warm up -> serve ->
 settings and the choices made per group. Out: a `Run`. Must not know: Hydra, files, tables.
 """
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -81,6 +81,21 @@ def run(
     else:
         engine, tokenizer, device = _real(knobs, policies, seed, say)
     knobs.check_all_read()
+    try:
+        return _serve(engine, arrivals, params, tokenizer, device, say, progress)
+    except Exception as error:
+        raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
+
+
+def _serve(
+    engine: Engine,
+    arrivals: Sequence[Arrival],
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    device: str | None,
+    say: Say,
+    progress: Progress,
+) -> Run:
     warm_up_s, num_executables = _warm_up(engine, params, progress)
     if num_executables:
         say(f"warm-up: {num_executables} executables in {warm_up_s:.1f} s")
@@ -91,10 +106,7 @@ def run(
         ended += number
         progress("requests", ended, len(arrivals))
 
-    try:
-        refused = serve(engine, arrivals, params, tokenizer=tokenizer, on_ended=on_ended)
-    except Exception as error:
-        raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
+    refused = serve(engine, arrivals, params, tokenizer=tokenizer, on_ended=on_ended)
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
         "num_refused": len(refused),
@@ -145,7 +157,7 @@ def _real(
         knobs,
         unread=("memory_utilization",) if limits.get("kv_cache_memory_bytes") else (),
         kernel=knobs.section("kernel")["backend"],
-        strict=bool(executor["strict"]),
+        strict=executor["strict"],
     )
     model_section = knobs.section("model")
     unknown = sorted(set(model_section) - {"name", "dtype"})

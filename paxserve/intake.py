@@ -127,6 +127,8 @@ class Intake:
             wanted = next(name for name in map(str, self._names) if name not in self._taken_ids)
         elif wanted in self._taken_ids:
             raise InvalidRequest(f"request id {wanted!r} has been used already")
+        elif not isinstance(wanted, str) or not wanted or not _is_unicode(wanted):
+            raise InvalidRequest(f"a request id must be a text, got {wanted!r}")
         self._taken_ids.add(wanted)
         return wanted
 
@@ -206,3 +208,11 @@ class Intake:
             min_tokens=params.min_tokens,
             suppressed_ids=stop_ids if params.min_tokens else (),
         )
+
+
+def _is_unicode(text: str) -> bool:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -85,7 +85,7 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     ]
     write_text(path / "outputs.jsonl", "".join(f"{line}\n" for line in lines))
     write_text(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-    write_text(path / "engine.json", json.dumps(applied(engine), indent=1))
+    write_text(path / "engine.json", json.dumps(applied(engine), indent=1, default=repr))
     write_text(path / "env.json", json.dumps(environment(run.device), indent=1))
     write_text(path / MARKER, "")
 

@@ -59,6 +59,11 @@ class Scheduler:
         self.events.now_s = now_s
         self.batch.finish(request, reason, stop_reason=stop_reason, error=error)
 
+    def fail_all(self, error: str, *, now_s: float) -> None:
+        """A step failed: every live request ends with this error, and nothing is held any more."""
+        self.events.now_s = now_s
+        self.batch.fail_all(error)
+
     def reject(self, request_id: str, *, reason: str, now_s: float) -> None:
         """A request was refused at the door; only the event log hears of it."""
         self.events.now_s = now_s

@@ -30,7 +30,7 @@ class _Text:
 
 
 class Texts:
-    """Texts by request; an id may come again once its request has ended."""
+    """Texts by request."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer

@@ -22,21 +22,26 @@ class WaitingQueue:
         self._admission = admission
         self._state: Any = admission.init()
         self._entries: list[_Entry] = []
+        self._entry_of: dict[Request, _Entry] = {}
 
     def __len__(self) -> int:
         return len(self._entries)
 
     def push(self, request: Request) -> None:
         """The request waits; it must not wait already."""
-        insort(self._entries, self._entry(request))
+        self._entry_of[request] = entry = self._entry(request)
+        insort(self._entries, entry)
 
     def remove(self, request: Request) -> None:
-        """The request waits no longer."""
-        entry = self._entry(request)
-        position = bisect_left(self._entries, entry)
-        if position == len(self._entries) or self._entries[position][2] is not request:
-            raise RuntimeError(f"request {request.request_id} is not waiting under key {entry[0]}")
-        del self._entries[position]
+        """The request waits no longer; found under the key it was pushed with."""
+        if request not in self._entry_of:
+            raise RuntimeError(f"request {request.request_id} is not waiting")
+        del self._entries[bisect_left(self._entries, self._entry_of.pop(request))]
+
+    def clear(self) -> None:
+        """Nobody waits."""
+        self._entries.clear()
+        self._entry_of.clear()
 
     def observe(self, events: list[Event]) -> None:
         """Show events to the policy; those that wait are ranked anew under its state."""
@@ -44,7 +49,8 @@ class WaitingQueue:
             return
         for event in events:
             self._state = self._admission.observe(self._state, event)
-        self._entries = sorted(self._entry(request) for _, _, request in self._entries)
+        self._entry_of = {request: self._entry(request) for request in self._entry_of}
+        self._entries = sorted(self._entry_of.values())
 
     def __iter__(self) -> Iterator[Request]:
         """Each waiting request, best first; the queue may change between two of them."""

@@ -118,12 +118,17 @@ class Real:
         started_s = time.perf_counter()
         todo = self._missing(variants)
         self._is_warm = False
-        for done, (bucket, variant) in enumerate(todo):
-            if progress is not None:
-                progress(done, len(todo))
-            outputs, _ = self._run(self._packer.padding(bucket, variant))
-            jax.block_until_ready(outputs)
-        self._is_warm = True
+        try:
+            for done, (bucket, variant) in enumerate(todo):
+                if progress is not None:
+                    progress(done, len(todo))
+                outputs, _ = self._run(self._packer.padding(bucket, variant))
+                jax.block_until_ready(outputs)
+        except BaseException:
+            self.reset()
+            raise
+        finally:
+            self._is_warm = True
         if progress is not None:
             progress(len(todo), len(todo))
         return time.perf_counter() - started_s

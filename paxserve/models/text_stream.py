@@ -16,7 +16,8 @@ class TextStream:
     Invariant: without stop strings, the pieces returned so far and by `finish` join to
     `tokenizer.decode` of the ids fed. With them, they join to that text cut at its earliest
     stop: the one that is complete first, and of several complete at the same character the
-    longest. How the text is split into tokens changes neither.
+    longest; those complete within the first `min_tokens` tokens do not count. Otherwise how the
+    text is split into tokens changes nothing.
 
     Attributes:
         matched_stop: the stop string that ended the text, or None.
@@ -38,7 +39,7 @@ class TextStream:
             stop: texts that end the output.
             include_stop: keep the stop string in the output.
             skip_special_tokens: leave control tokens out of the text.
-            min_tokens: stops are looked for only behind the text of this many tokens.
+            min_tokens: a stop that is complete within the text of this many tokens is passed over.
 
         Raises:
             ValueError: a stop string is empty or no text.
@@ -84,12 +85,15 @@ class TextStream:
         """The part of the held text and `text` that no stop string can take back."""
         if text and self._drops_space:
             text, self._drops_space = text.removeprefix(" "), False
-        if not self._matchers or self._num_free_tokens >= 0:
+        if not self._matchers:
             return text
         for i, char in enumerate(text):
-            complete = [m.stop for m in self._matchers if m.advance(char)]
-            if complete:
-                return self._cut(self._held + text[: i + 1], max(complete, key=len))
+            complete = [matcher for matcher in self._matchers if matcher.advance(char)]
+            if complete and self._num_free_tokens < 0:
+                longest = max((matcher.stop for matcher in complete), key=len)
+                return self._cut(self._held + text[: i + 1], longest)
+            for matcher in complete:
+                matcher.pass_over()
         text = self._held + text
         num_safe = len(text) - max(matcher.num_matched for matcher in self._matchers)
         self._held = text[num_safe:]
@@ -125,3 +129,7 @@ class _Matcher:
             self.num_matched = self._shorter[self.num_matched - 1]
         self.num_matched += char == self.stop[self.num_matched]
         return self.num_matched == len(self.stop)
+
+    def pass_over(self) -> None:
+        """The complete stop does not count: go on with its longest end that is a beginning."""
+        self.num_matched = self._shorter[-1]

@@ -51,6 +51,8 @@ def timeline(events: Iterable[Event], steps: Sequence[StepRecord], *, num_rows: 
             request_id, start_s, _ = open_stays[event.row]
             open_stays[event.row] = (request_id, start_s, time_s)
         elif event.kind in (Kind.PREEMPTED, Kind.RELEASED):
+            if event.row not in open_stays:
+                continue  # it entered in a step that failed
             request_id, start_s, finished_s = open_stays.pop(event.row)
             lived_until_s = time_s if finished_s is None else finished_s
             stays.append(Stay(event.row, request_id, start_s, lived_until_s, time_s))

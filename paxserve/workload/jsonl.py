@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from paxserve.sampling_params import MAX_SEED
+from paxserve.sampling_params import MAX_COUNT, MAX_SEED
 from paxserve.workload import Arrival
 
 _CONTENTS = ("prompt", "messages", "prompt_token_ids")
@@ -64,7 +64,7 @@ class Jsonl:
 
     def _lines(self) -> list[str]:
         try:
-            return Path(self.path).read_text(encoding="utf-8-sig").splitlines()
+            return Path(self.path).read_text(encoding="utf-8-sig").split("\n")
         except UnicodeDecodeError as error:
             raise ValueError(f"{self.path} is not UTF-8: {error}") from error
         except IsADirectoryError:
@@ -107,10 +107,11 @@ def _max_tokens_name(fields: dict[str, Any]) -> str:
 
 def _whole(fields: dict[str, Any], name: str, where: str, *, low: int) -> int | None:
     value = fields.get(name)
+    most = MAX_SEED if name == "seed" else MAX_COUNT
     if value is None:
         return None
-    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= MAX_SEED:
-        raise ValueError(f"{where}: {name} must be an integer >= {low}, got {value!r}")
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= most:
+        raise ValueError(f"{where}: {name} must be an integer from {low} to {most}, got {value!r}")
     return value
 
 

@@ -364,6 +364,7 @@ def test_a_step_that_fails_ends_every_request_and_the_engine_serves_on(batching,
     with pytest.raises(type(failure)):
         engine.step()
     engine.executor.on_submit = lambda plan: None
+    assert engine.step() == requests  # their end is told, though nothing is left to do
     check_idle(engine)
     assert [r.finish_reason for r in requests] == ["error"] * 3
     assert all(type(failure).__name__ in r.error for r in requests)
@@ -405,6 +406,11 @@ def test_a_stop_string_does_not_end_it_before_min_tokens():
     assert (only.finish_reason, only.stop_reason) == ("stop", "b")
 
 
+def test_a_stop_string_may_begin_within_min_tokens():
+    (only,) = serve(A, B, C, max_tokens=3, stop=["ab"], min_tokens=1)[0].outputs
+    assert (only.token_ids, only.text, only.stop_reason) == ([A, B], "", "ab")
+
+
 def test_a_result_of_another_step_is_not_applied():
     engine = make_engine()
     submit(engine, prompt_ids(3), max_tokens=2)
@@ -413,3 +419,45 @@ def test_a_result_of_another_step_is_not_applied():
     result = engine.executor.collect()._replace(step_id=plan.step_id + 1)
     with pytest.raises(RuntimeError, match="result of step 2 applied to step 1"):
         engine.scheduler.apply(plan, result, now_s=0.0)
+
+
+@pytest.mark.parametrize("place", ["enter", "hold", "key", "propose"])
+def test_a_failure_anywhere_in_planning_loses_no_block_and_no_row(place, monkeypatch):
+    """Also between two changes that belong together, and when a policy is what fails."""
+    engine = make_engine()
+    requests = [submit(engine, prompt_ids(5, n), max_tokens=4) for n in range(3)]
+    engine.step()
+    later = submit(engine, prompt_ids(6, 9), max_tokens=4)
+    scheduler = engine.scheduler
+    owner, name = {
+        "enter": (scheduler.batch, "enter"),
+        "hold": (scheduler.batch.tables, "_grow"),
+        "key": (scheduler.batch.waiting, "__iter__"),
+        "propose": (type(scheduler.policies.batching), "propose"),
+    }[place]
+    owner = type(owner) if name == "__iter__" else owner
+
+    def fail(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(owner, name, fail)
+    with pytest.raises(KeyboardInterrupt):
+        run_to_end(engine)
+    monkeypatch.undo()
+    assert {r.finish_reason for r in [*requests, later]} <= {"error", "length"}
+    assert later.finish_reason == "error"
+    engine.step()
+    check_idle(engine)
+    again = submit(engine, prompt_ids(6, 9), max_tokens=4)
+    run_to_end(engine)
+    check_idle(engine)
+    assert list(again.output_token_ids) == tokens_alone(prompt_ids(6, 9), 4)
+
+
+def test_a_stream_that_was_never_read_aborts_its_request():
+    engine = make_engine()
+    request = submit(engine, prompt_ids(3), max_tokens=6)
+    stream = engine.stream(request)
+    del stream
+    assert request.finish_reason == "abort"
+    assert not engine.has_work

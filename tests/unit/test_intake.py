@@ -168,3 +168,8 @@ def test_a_refused_request_uses_up_no_id():
     refuses("empty", [], intake=intake, request_id="x")
     assert make([1], intake=intake, request_id="x").request_id == "x"
     refuses("request id 'x' has been used already", [1], intake=intake, request_id="x")
+
+
+@pytest.mark.parametrize("request_id", ["", "\ud800", 5])
+def test_an_id_that_is_no_text_is_refused(request_id):
+    refuses("a request id must be a text", [1], intake=make_intake(), request_id=request_id)

@@ -432,6 +432,7 @@ def test_a_step_that_fails_on_the_device_leaves_an_engine_that_serves(where, mon
     monkeypatch.undo()
     assert (lost.finish_reason, lost.num_output_tokens) == ("error", 1)
     assert "MemoryError" in lost.error
+    assert engine.step() == [lost]
     check_idle(engine)
     again = submit_ids(engine, random_ids(9), max_tokens=8)
     run_to_end(engine)

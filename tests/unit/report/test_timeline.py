@@ -98,3 +98,19 @@ def test_the_picture(tmp_path, num_runs):
     assert 0.5 < dead / idle < 2
     draw({"continuous": lines["continuous"]}, path)
     assert pixels_of(image.imread(path), DEAD) < 1_000
+
+
+def test_a_run_with_a_failed_step_can_be_drawn():
+    engine = make_engine()
+    submit(engine, prompt_ids(3), max_tokens=6)
+    engine.step()
+    submit(engine, prompt_ids(3, 1), max_tokens=6)
+
+    def fail(plan):
+        raise MemoryError
+
+    engine.executor.on_submit = fail
+    with pytest.raises(MemoryError):
+        engine.step()
+    line = timeline(engine.events, engine.steps, num_rows=4)
+    assert [(stay.row, stay.request_id) for stay in line.stays] == [(0, "0"), (1, "1")]
