@@ -448,3 +448,54 @@ def test_in_a_process_of_its_own(workplace):
     assert again.stderr == (
         "paxserve: error: run_dir=results is not empty: choose another, or remove it first\n"
     )
+
+
+def test_tables_of_all_runs_have_one_schema(cli, workplace):
+    """Also where a column has no value in one of them."""
+    assert cli("run", *SCRIPTED, "run_dir=fine").code == 0
+    failing = cli("run", *SCRIPTED, "limits.num_blocks_override=2", "limits.block_size=4",
+                  "run_dir=failing")  # fmt: skip
+    assert failing.code in (0, 1)
+    for name in ("requests", "steps", "decisions"):
+        schemas = [pq.read_schema(workplace / d / f"{name}.parquet") for d in ("fine", "failing")]
+        assert schemas[0].equals(schemas[1])
+        assert "null" not in {str(kind) for kind in schemas[0].types}
+
+
+def test_a_key_of_another_group_is_no_key_of_limits(cli, workplace):
+    done = cli("run", *SCRIPTED, "+limits.strict=false", "run_dir=results")
+    assert_readable_failure(done, "unknown settings limits.strict")
+
+
+OWN = """
+import random
+from dataclasses import dataclass, field
+from paxserve.batching import Decodes, Grant, split
+
+@dataclass(frozen=True)
+class Odd:
+    rng: random.Random = field(default_factory=random.Random)
+    fails: bool = False
+    release = "at_finish"
+    whole_prompts = False
+
+    def propose(self, view):
+        if self.fails:
+            raise ValueError("a mistake of my own")
+        decodes, prompts = split(view.running)
+        yield Decodes(decodes)
+        for request in list(view.waiting()):
+            yield Grant(request, request.num_remaining_tokens)
+"""
+
+
+def test_a_policy_of_ones_own_whatever_its_fields(cli, workplace, monkeypatch):
+    (workplace / "my_odd.py").write_text(OWN)
+    monkeypatch.setattr(sys, "path", [str(workplace), *sys.path])
+    done = cli("run", *SCRIPTED, "batching=my_odd:Odd", "run_dir=own")
+    assert done.code == 0, done.err
+    applied = json.loads((workplace / "own" / "engine.json").read_text())
+    assert applied["policies"]["batching"]["class"] == "my_odd:Odd"
+    broken = cli("run", *SCRIPTED, "batching=my_odd:Odd", "batching.fails=true", "run_dir=broken")
+    assert_readable_failure(broken, "ValueError while serving: a mistake of my own", code=1)
+    assert "Traceback" in (workplace / "broken" / "error.txt").read_text()

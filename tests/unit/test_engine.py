@@ -411,6 +411,11 @@ def test_a_stop_string_may_begin_within_min_tokens():
     assert (only.token_ids, only.text, only.stop_reason) == ([A, B], "", "ab")
 
 
+def test_a_stop_passed_over_may_be_the_beginning_of_the_next():
+    (only,) = serve(A, A, A, max_tokens=4, stop=["aa"], min_tokens=2)[0].outputs
+    assert (only.token_ids, only.text, only.stop_reason) == ([A, A, A], "a", "aa")
+
+
 def test_a_result_of_another_step_is_not_applied():
     engine = make_engine()
     submit(engine, prompt_ids(3), max_tokens=2)

@@ -211,3 +211,14 @@ def test_a_pool_that_lost_a_block_is_reported_with_every_term():
     scheduler.batch.pool.free_space.take(1)
     with pytest.raises(RuntimeError, match=r"sum to 64, the pool has 17 blocks of 4.*free=60"):
         ledger.record()
+
+
+def test_unfit_is_asked_with_all_that_the_head_needs_also_when_nothing_is_promised():
+    limits = make_limits(block_size=1, num_blocks=7, max_model_len=8)
+    engine = make_engine(limits, placement=FirstFit())
+    batch = engine.scheduler.batch
+    short = batch.pool.take(2)
+    batch.pool.take(4)
+    batch.pool.release(short)
+    submit(engine, prompt_ids(3))
+    assert engine.ledger._num_unfit_blocks() == 2

@@ -350,3 +350,19 @@ def test_a_stop_string_ends_text_and_stream():
     deltas = list(smollm2().stream({"prompt_token_ids": entry["prompt_token_ids"]}, params))
     assert "".join(delta.text for delta in deltas) == "The capital of France is"
     assert deltas[-1].finish_reason == "stop"
+
+
+def test_an_interrupt_leaves_nothing_of_the_call_behind(monkeypatch):
+    llm = tiny()
+    prompts = [{"prompt_token_ids": random_ids(4, seed=i)} for i in range(3)]
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(llm.engine, "step", interrupt)
+    with pytest.raises(KeyboardInterrupt):
+        llm.generate(prompts, params)
+    monkeypatch.undo()
+    assert llm.engine.scheduler.batch.requests == {}
+    assert not llm.engine.has_work

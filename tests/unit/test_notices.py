@@ -128,3 +128,9 @@ def test_a_pause_is_neither_reported_nor_counted_into_the_rate():
     for _ in range(4):
         operator.step()
     assert [line.split(", ")[-1] for line in operator.status] == ["10 tokens/s"]
+
+
+def test_a_full_cache_is_no_warning_where_nobody_can_be_preempted():
+    operator = Operator(can_preempt=False)
+    operator.step(free=0, live=18, num_waiting=4)
+    assert operator.warnings == []

@@ -294,3 +294,47 @@ def test_an_unknown_preemption_method_is_an_error():
     engine.step()
     with pytest.raises(RuntimeError, match="preemption method 'swap' is not known"):
         engine.step()
+
+
+def test_a_newcomer_that_does_not_fit_after_all_is_held_back_not_preempted():
+    """Textbook admits before it grows: the old request's next block is the newcomer's."""
+    engine = make_engine(make_limits(block_size=4, num_blocks=4), batching=Textbook())
+    old = submit(engine, prompt_ids(4), max_tokens=3)
+    engine.step()
+    newcomer = submit(engine, prompt_ids(8, 1), max_tokens=2)
+    engine.step()
+    check(engine)
+    assert (newcomer.state, newcomer.num_preemptions) == (State.WAITING, 0)
+    assert newcomer.first_scheduled_s is None
+    told = [(e.kind.value, e.detail) for e in engine.events if e.request_id == newcomer.request_id]
+    assert told == [("arrived", ""), ("held_back", "blocks")]
+    run_to_end(engine)
+    assert list(old.output_token_ids) == tokens_alone(prompt_ids(4), 3)
+    assert list(newcomer.output_token_ids) == tokens_alone(prompt_ids(8, 1), 2)
+
+
+def test_a_policy_that_computes_nothing_while_requests_run_is_an_error():
+    engine, _ = scripted(lambda view: [Grant(r, 3) for r in view.waiting()])
+    submit(engine, prompt_ids(3))
+    engine.step()
+    with pytest.raises(RuntimeError, match="Script computes nothing though 1 requests run"):
+        engine.step()
+
+
+def test_a_decode_of_a_waiting_request_is_an_error():
+    engine, _ = scripted(lambda view: [Decodes(list(view.waiting()))])
+    submit(engine, prompt_ids(1))
+    with pytest.raises(RuntimeError, match="which is waiting"):
+        engine.step()
+
+
+def test_a_policy_that_is_none_is_refused_at_the_start():
+    with pytest.raises(ValueError, match="release must be at_finish or with_batch"):
+        make_engine(batching=Script(None, release="at_finsh"))
+
+    class Returns(Script):
+        def propose(self, view):
+            return []
+
+    with pytest.raises(ValueError, match="propose must be a generator"):
+        make_engine(batching=Returns(None))

@@ -1,0 +1,49 @@
+"""The pool's size, worked by hand."""
+
+import pytest
+
+from paxserve.sizing import pool_size
+
+
+def size(**changed):
+    given = {
+        "platform": "gpu",
+        "free_bytes": 10_000,
+        "weight_bytes": 3_000,
+        "step_bytes": 1_000,
+        "bytes_per_block": 100,
+        "block_size": 4,
+        "max_num_seqs": 100,
+        "max_model_len": 16,
+        "memory_utilization": 0.5,
+        "kv_cache_memory_bytes": None,
+    }
+    return pool_size(**(given | changed))
+
+
+def test_kv_takes_its_share_of_what_weights_and_a_step_leave():
+    assert size().num_blocks == 30  # half of 10,000 - 3,000 - 1,000
+    whole = size(memory_utilization=1.0)
+    assert whole.num_bytes + 3_000 + 1_000 <= 10_000 < whole.num_bytes + 4_100
+
+
+def test_never_more_than_can_be_used_and_on_a_cpu_2_gib():
+    assert size(max_num_seqs=2).num_blocks == 1 + 2 * 4
+    large = size(platform="cpu", free_bytes=2**40, bytes_per_block=2**20, max_num_seqs=10**6)
+    assert large.num_blocks == 2048
+
+
+def test_an_absolute_size_is_taken_as_it_is():
+    assert size(kv_cache_memory_bytes=1_250, max_num_seqs=1).num_blocks == 12
+
+
+def test_what_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="KV budget of 150 bytes"):
+        size(kv_cache_memory_bytes=150)
+    with pytest.raises(ValueError, match="memory_utilization must be in"):
+        size(memory_utilization=1.5)
+
+
+def test_the_line_that_an_engine_says():
+    assert "29 blocks of 4 = 116 tokens" in str(size())
+    assert "7 requests of 16 tokens fit" in str(size())
