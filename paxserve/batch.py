@@ -69,7 +69,7 @@ class Batch:
             sequence.num_entry_tokens = sequence.num_known_tokens
 
     def withdraw(self, request: Request) -> None:
-        """A request that entered in a step which cannot hold it after all waits on."""
+        """A running request waits again and holds nothing; as if it had not entered in this step."""
         self.running.remove(request)
         self._let_go(request)
         request.state = State.WAITING
