@@ -69,7 +69,7 @@ class Batch:
             sequence.num_entry_tokens = sequence.num_known_tokens
 
     def withdraw(self, request: Request) -> None:
-        """A running request waits again and holds nothing; as if it had not entered in this step."""
+        """A running request waits again, and holds nothing."""
         self.running.remove(request)
         self._let_go(request)
         request.state = State.WAITING
