@@ -21,6 +21,10 @@ class Kind(StrEnum):
     PREEMPTED = "preempted"  # computed tokens given up
     FINISHED = "finished"  # output tokens
     RELEASED = "released"  # slots given back
+    EVICTED = "evicted"  # slots of cached blocks that were taken for new content
+    COPIED = "copied"  # slots of blocks copied before a write (copy on write)
+    SERVED = "served"  # only seen by learning policies, never logged
+    TIMER = "timer"  # only seen by learning policies, never logged
 
 
 class Event(NamedTuple):

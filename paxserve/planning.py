@@ -12,7 +12,7 @@ from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
 from paxserve.events import EventLog, Kind
 from paxserve.gate import MemoryView
 from paxserve.policies import Policies
-from paxserve.preemption import Method
+from paxserve.preemption import Method, VictimView
 from paxserve.request import FinishReason, Request, State
 from paxserve.request import Sequence as TokenSequence
 from paxserve.step import RowEntry, RowPlan, StepPlan, TableWrite
@@ -206,7 +206,7 @@ class StepInMaking:
             num_tokens = victim.num_remaining_tokens
             self._log_held_back(victim, num_tokens, str(Reason.BLOCKS))
             return
-        method = self._policies.preemption.choose(victim)
+        method = self._policies.preemption.choose(victim, VictimView(num_lost, 0, 0))
         if method is not Method.RECOMPUTE:
             raise RuntimeError(f"preemption method {method!r} is not known to the scheduler")
         self._batch.preempt(victim, num_lost_tokens=num_lost, method=str(method))
@@ -240,7 +240,7 @@ class StepInMaking:
             num_needed=tables.num_blocks_needed(request, num_tokens) * len(request.sequences),
         )
         for gate in self._policies.gates:
-            if (why := gate.refusal(request, memory)) is not None:
+            if (why := gate.refusal(None, request, memory)) is not None:
                 return Reason.GATE, why
         return None if tables.hold(request, num_tokens) else (Reason.BLOCKS,)
 

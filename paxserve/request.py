@@ -37,6 +37,23 @@ class FinishReason(StrEnum):
     ERROR = "error"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """Who asks, and what is known of a request beside its content; for policies only.
+
+    client: the account in fair sharing. priority: smaller is more urgent, as in vLLM.
+    num_true_output_tokens: how long its output will really be, from a trace.
+    num_predicted_output_tokens: what a predictor said of it, where the trace has that.
+    cache_salt: prefixes are shared only between requests with the same salt, as in vLLM.
+    """
+
+    client: str = ""
+    priority: int = 0
+    num_true_output_tokens: int | None = None
+    num_predicted_output_tokens: int | None = None
+    cache_salt: str = ""
+
+
 @dataclass(slots=True, kw_only=True)
 class Sequence:
     """One token list, one block table, one row.
@@ -82,6 +99,7 @@ class Request:
     stop_ids: frozenset[int]
     sequences: tuple[Sequence, ...]
     prompt: str | None = None
+    origin: Origin = Origin()
 
     state: State = State.WAITING
     admitted_seq: int = -1

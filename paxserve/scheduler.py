@@ -34,7 +34,6 @@ class Scheduler:
             placement=policies.placement,
             events=events,
         )
-        self._num_events_seen = 0
 
     @property
     def has_work(self) -> bool:
@@ -84,8 +83,6 @@ class Scheduler:
         events = self.events
         events.now_s = now_s
         events.step_id += 1
-        self.batch.waiting.observe(events.since(self._num_events_seen))
-        self._num_events_seen = len(events)
         step = StepInMaking(batch=self.batch, policies=self.policies, events=events)
         proposals = self.policies.batching.propose(step)
         try:

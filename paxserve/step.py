@@ -78,6 +78,10 @@ class StepPlan(NamedTuple):
 
     Invariants: every row has `num_tokens >= 1`; no two tokens of the step write one slot; a row's
     entry and table writes precede its use.
+
+    `unwritten` are places in `rows` of rows that read their one token again: its KV is in their
+    table already (or is written by another row of this step), so they write none. That is how the
+    samples of one prompt start together.
     """
 
     step_id: int
@@ -87,6 +91,7 @@ class StepPlan(NamedTuple):
     copies: tuple[BlockCopy, ...] = ()
     swap_in: tuple[BlockCopy, ...] = ()
     swap_out: tuple[BlockCopy, ...] = ()
+    unwritten: tuple[int, ...] = ()
 
     @property
     def num_tokens(self) -> int:

@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from typing import Any
 
 from paxserve.admission import Admission, Key
-from paxserve.events import Event
 from paxserve.request import Request
 
 type _Entry = tuple[Key, int, Request]
@@ -20,7 +19,7 @@ class WaitingQueue:
 
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
-        self._state: Any = admission.init()
+        self._state: Any = None
         self._entries: list[_Entry] = []
         self._entry_of: dict[Request, _Entry] = {}
 
@@ -42,15 +41,6 @@ class WaitingQueue:
         """Nobody waits."""
         self._entries.clear()
         self._entry_of.clear()
-
-    def observe(self, events: list[Event]) -> None:
-        """Show events to the policy; those that wait are ranked anew under its state."""
-        if self._admission.stateless or not events:
-            return
-        for event in events:
-            self._state = self._admission.observe(self._state, event)
-        self._entry_of = {request: self._entry(request) for request in self._entry_of}
-        self._entries = sorted(self._entry_of.values())
 
     def __iter__(self) -> Iterator[Request]:
         """Each waiting request, best first; the queue may change between two of them."""

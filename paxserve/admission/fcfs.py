@@ -6,7 +6,6 @@ Source: Orca, OSDI'22, Algorithm 1; vLLM's default.
 from dataclasses import dataclass
 
 from paxserve.admission import Key
-from paxserve.events import Event
 from paxserve.request import Request
 
 
@@ -14,13 +13,7 @@ from paxserve.request import Request
 class Fcfs:
     """By arrival."""
 
-    stateless = True
-
-    def init(self) -> None:
-        """No state."""
-
-    def observe(self, state: None, event: Event) -> None:
-        """Nothing to learn."""
+    displaces_running = False
 
     def key(self, state: None, request: Request) -> Key:
         """See `Admission.key`."""

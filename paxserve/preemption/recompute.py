@@ -6,7 +6,7 @@ recomputation is one prompt-like pass over all of them.
 
 from dataclasses import dataclass
 
-from paxserve.preemption import Method
+from paxserve.preemption import Method, VictimView
 from paxserve.request import Request
 
 
@@ -14,6 +14,8 @@ from paxserve.request import Request
 class Recompute:
     """Always recompute."""
 
-    def choose(self, request: Request) -> Method:
+    swaps = False
+
+    def choose(self, request: Request, victim: VictimView) -> Method:
         """See `Preemption.choose`."""
         return Method.RECOMPUTE

@@ -10,9 +10,13 @@ from paxserve.request import Request
 
 
 class Reservation(Protocol):
-    """`grows`: a request may ask for more than it was first promised, and may be refused."""
+    """`grows`: a request may ask for more than it was first promised, and may be refused.
+    `needs_true_lengths`: it reads `request.origin.num_true_output_tokens`, so every request must
+    bring it; one that does not is refused at the door.
+    """
 
     grows: bool
+    needs_true_lengths: bool
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """Tokens to hold per sequence of `request`, at least `num_needed`."""

@@ -15,6 +15,7 @@ class Max:
     """Promise `max_model_len` tokens; no request is ever short of memory later."""
 
     grows = False
+    needs_true_lengths = False
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """See `Reservation.num_tokens`."""

@@ -14,6 +14,7 @@ class OnDemand:
     """Promise nothing ahead; a request that cannot grow makes the scheduler preempt."""
 
     grows = True
+    needs_true_lengths = False
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """See `Reservation.num_tokens`."""

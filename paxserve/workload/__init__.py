@@ -1,20 +1,23 @@
 """Where requests come from: the protocol of the workload axis.
 
-A workload is a list of arrivals, each with its time, its content and its own limits. Nothing here
-knows what becomes of a request.
+A workload opens a `Source` for one run. Most sources know all their arrivals beforehand; a closed
+loop or a conversation learns of each request's end before it sends the next. Nothing here knows
+how a request is served.
 """
 
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from paxserve.request import Origin
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arrival:
     """One request to come. Exactly one of the three contents is given.
 
-    `arrival_s` counts from the start of the run. `max_tokens` and `seed` override the run's
-    sampling settings for this request.
+    `arrival_s` counts from the start of the run. `max_tokens`, `ignore_eos` and `seed` override the
+    run's sampling settings for this request.
     """
 
     request_id: str
@@ -23,7 +26,9 @@ class Arrival:
     messages: tuple[dict[str, str], ...] | None = None
     prompt_token_ids: tuple[int, ...] | None = None
     max_tokens: int | None = None
+    ignore_eos: bool | None = None
     seed: int | None = None
+    origin: Origin = Origin()
 
 
 class Workload(Protocol):

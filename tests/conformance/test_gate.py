@@ -25,8 +25,8 @@ def test_a_gate_is_pure_and_never_refuses_more_memory(gate):
     request = make_request(6)
     before = copy.deepcopy(request.sequences)
     for needed in range(1, 9):
-        answers = [gate.refusal(request, MemoryView(16, free, needed)) for free in range(17)]
-        again = [gate.refusal(request, MemoryView(16, free, needed)) for free in range(17)]
+        answers = [gate.refusal(None, request, MemoryView(16, free, needed)) for free in range(17)]
+        again = [gate.refusal(None, request, MemoryView(16, free, needed)) for free in range(17)]
         assert answers == again
         admits = [answer is None for answer in answers]
         assert admits == sorted(admits)
