@@ -10,6 +10,7 @@ from paxserve.batching.chunked_prefill import ChunkedPrefill
 from paxserve.clock import VirtualClock
 from paxserve.engine import Engine
 from paxserve.events import EventLog
+from paxserve.eviction.lru import Lru
 from paxserve.executor import Executor
 from paxserve.executor.scripted import Scripted
 from paxserve.intake import Intake
@@ -18,6 +19,7 @@ from paxserve.placement import FreeSpace, Placement
 from paxserve.placement.paged import Paged
 from paxserve.policies import Policies
 from paxserve.preemption.recompute import Recompute
+from paxserve.prefix_cache.none import NoCache
 from paxserve.request import Request
 from paxserve.reservation.on_demand import OnDemand
 from paxserve.sampling_params import SamplingParams
@@ -47,6 +49,8 @@ def make_policies(**chosen: Any) -> Policies:
         "batching": ChunkedPrefill(),
         "reservation": OnDemand(),
         "placement": Paged(),
+        "prefix_cache": NoCache(),
+        "eviction": Lru(),
         "victim": Newest(),
         "preemption": Recompute(),
     }

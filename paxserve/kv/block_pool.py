@@ -140,13 +140,7 @@ class BlockPool:
     def publish(
         self, token_ids: Sequence[int], block_table: Sequence[int], *, salt: str, start: int
     ) -> list[int]:
-        """Held blocks from number `start` on may be found; see `Index.insert`.
-
-        Only blocks behind an indexed block of the same table are: so whoever holds an indexed
-        block holds those before it, and a cached block never has a held follower.
-        """
-        if start and block_table[start - 1] not in self.index:
-            return []
+        """Held blocks from number `start` on may be found; see `Index.insert`."""
         published = self.index.insert(token_ids, block_table, salt=salt, start=start)
         for block_id in published:
             self._num_hits[block_id] = 0

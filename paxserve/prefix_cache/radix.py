@@ -2,7 +2,9 @@
 
 Source: RadixAttention, SGLang, Zheng et al., NeurIPS'24 (arXiv 2312.07104), section 3. Differs: the
 unit is a full block, so an edge is split only between blocks; edges are not merged again when a
-branch dies, as in SGLang's code. Leaves go first: only the last block of a leaf may be evicted.
+branch dies, as in SGLang's code. Leaves go first: only the last block of a leaf may be evicted. So
+that a leaf without holder is always found, a table's blocks are indexed only behind its own: they
+end where the same prefix stands under another block (SGLang moves the sequence over to that one).
 
     root -- [b1 b2 b3] --+-- [b4 b5]        b5 and b6 may be evicted; once both branches are gone,
                          +-- [b6]           b3 is the last of a leaf
@@ -59,16 +61,18 @@ class _Tree:
     ) -> list[int]:
         check_tokens(token_ids, block_ids, self._block_size)
         published: list[int] = []
-        edge, offset, first = self._resume(block_ids, start)
-        for number in range(first, len(block_ids)):
+        place = self._resume(block_ids, start)
+        for number in range(start, len(block_ids)):
+            if place is None:
+                break  # a block held by others must not stand behind one that its holder lacks
             key = block_key(token_ids, number, block_size=self._block_size, salt=salt)
-            step = _behind(edge, offset, key)
-            if step is None or step[0].block_ids[step[1] - 1] != block_ids[number]:
-                self._check_free(block_ids[number])
+            step = _behind(*place, key)
             if step is None:
-                step = self._hang(edge, offset, key, block_ids[number])
+                self._check_free(block_ids[number])
+                step = self._hang(*place, key, block_ids[number])
                 published.append(block_ids[number])
-            edge, offset = step
+            is_own = step[0].block_ids[step[1] - 1] == block_ids[number]
+            place = step if is_own else None
         return published
 
     def depth(self, block_id: int) -> int:
@@ -92,22 +96,22 @@ class _Tree:
             del edge.followers[key]
         return edge.block_ids[-1] if edge.block_ids and not edge.followers else None
 
-    def _resume(self, block_ids: Sequence[int], start: int) -> tuple[_Edge, int, int]:
-        """An edge, how many of its blocks are passed, and the number of the next block.
-
-        From the root if the block before `start` is not indexed, since its prefix stands under
-        another block, or is gone together with that one.
+    def _resume(self, block_ids: Sequence[int], start: int) -> tuple[_Edge, int] | None:
+        """An edge, and how many of its blocks are passed; None if the block before `start` is not
+        indexed, since its prefix stands under another block.
         """
-        place = self._places.get(block_ids[start - 1]) if start else None
+        if not start:
+            return self._root, 0
+        place = self._places.get(block_ids[start - 1])
         if place is None:
-            return self._root, 0, 0
+            return None
         edge, depth = place
         if depth != start - 1:
             raise RuntimeError(
                 f"block {block_ids[start - 1]} was inserted as number {depth} of its table and is "
                 f"now number {start - 1}; insert a table whose ids changed with start=0"
             )
-        return edge, depth - edge.first_depth + 1, start
+        return edge, depth - edge.first_depth + 1
 
     def _hang(self, edge: _Edge, offset: int, key: bytes, block_id: int) -> tuple[_Edge, int]:
         """Put a block behind the first `offset` blocks of an edge: on it, if it ends there."""
