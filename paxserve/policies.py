@@ -56,3 +56,15 @@ class Policies:
                 f"{limits.num_usable_slots} slots ({limits.num_usable_blocks} blocks of "
                 f"{limits.block_size}): give it more memory or lower max_model_len"
             )
+        self._check_longest_fits(limits)
+
+    def _check_longest_fits(self, limits: Limits) -> None:
+        num_blocks = limits.blocks_per_row
+        empty = self.placement.open(limits.num_blocks)
+        if not self.reservation.grows and empty.take(num_blocks) is None:
+            raise ValueError(
+                f"reservation {type(self.reservation).__name__} may ask for {num_blocks} blocks, "
+                f"max_model_len={limits.max_model_len} in blocks of {limits.block_size}, for which "
+                f"placement {type(self.placement).__name__} has no place even in an empty pool of "
+                f"{limits.num_usable_blocks}: give it more memory or lower max_model_len"
+            )

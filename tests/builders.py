@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paxserve.admission.fcfs import Fcfs
@@ -18,7 +18,7 @@ from paxserve.placement import FreeSpace, Placement
 from paxserve.placement.paged import Paged
 from paxserve.policies import Policies
 from paxserve.preemption.recompute import Recompute
-from paxserve.request import Request
+from paxserve.request import Origin, Request
 from paxserve.reservation.on_demand import OnDemand
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
@@ -64,11 +64,24 @@ def make_intake(limits: Limits | None = None, **options: Any) -> Intake:
     return Intake(**({"limits": limits or make_limits(), "vocab_size": VOCAB_SIZE} | options))
 
 
-def make_request(num_tokens: int = 3, *, intake: Intake | None = None, **params: Any) -> Request:
+def make_request(
+    num_tokens: int = 3,
+    *,
+    intake: Intake | None = None,
+    origin: Origin | None = None,
+    **params: Any,
+) -> Request:
     """A request with a prompt of some length; `params` are `SamplingParams`."""
     request = (intake or make_intake()).make(
         {"prompt_token_ids": prompt_ids(num_tokens)}, greedy(**params), arrival_s=0.0
     )
+    return _with_origin(request, origin)
+
+
+def _with_origin(request: Request, origin: Origin | None) -> Request:
+    """Unless told otherwise, its true length is the most it may have: nothing else ends it."""
+    longest = request.max_known_tokens - request.num_prompt_tokens
+    request.origin = origin or Origin(num_true_output_tokens=longest)
     return request
 
 
@@ -171,16 +184,19 @@ def make_engine(
     )
 
 
-def submit(engine: Engine, token_ids: Iterable[int], **params: Any) -> Request:
+def submit(
+    engine: Engine, token_ids: Iterable[int], *, origin: Origin | None = None, **params: Any
+) -> Request:
     """A request for these tokens; greedy unless told otherwise."""
     request_id = params.pop("request_id", None)
     arrival_s = params.pop("arrival_s", None)
-    return engine.submit(
+    request = engine.submit(
         {"prompt_token_ids": list(token_ids)},
         greedy(**params),
         request_id=request_id,
         arrival_s=arrival_s,
     )
+    return _with_origin(request, origin)
 
 
 def run_to_end(engine: Engine, *, max_steps: int = 2000) -> int:
@@ -190,6 +206,14 @@ def run_to_end(engine: Engine, *, max_steps: int = 2000) -> int:
             return num_steps
         engine.step()
     raise AssertionError(f"{len(engine.scheduler.batch.requests)} requests left: no progress")
+
+
+def with_room(placement: Placement, limits: Limits) -> Limits:
+    """The same limits, in the smallest pool from theirs on where the longest request fits."""
+    num_blocks = limits.num_blocks
+    while placement.open(num_blocks).take(limits.blocks_per_row) is None:
+        num_blocks += 1
+    return replace(limits, num_blocks=num_blocks)
 
 
 _MASK = 2**64 - 1
