@@ -61,7 +61,7 @@ class Policies:
     def _check_longest_fits(self, limits: Limits) -> None:
         num_blocks = limits.blocks_per_row
         empty = self.placement.open(limits.num_blocks)
-        if not self.reservation.grows and empty.take(num_blocks) is None:
+        if not self.reservation.grows and empty.num_unfit(num_blocks) == empty.num_free:
             raise ValueError(
                 f"reservation {type(self.reservation).__name__} may ask for {num_blocks} blocks, "
                 f"max_model_len={limits.max_model_len} in blocks of {limits.block_size}, for which "
