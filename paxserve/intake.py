@@ -67,7 +67,7 @@ class Intake:
         tokenizer: Tokenizer | None = None,
         seed: int = 0,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._tokenizer = tokenizer
@@ -104,14 +104,14 @@ class Intake:
         stop_ids = self._stop_ids(params)
         if not math.isfinite(arrival_s):
             raise InvalidRequest(f"arrival_s must be a finite number of seconds, got {arrival_s}")
-        if params.num_sequences > self._limits.max_num_seqs:
+        if params.num_sequences > self.limits.max_num_seqs:
             raise InvalidRequest(
                 f"{params.num_sequences} sequences do not fit max_num_seqs="
-                f"{self._limits.max_num_seqs} rows: lower n or beam_width"
+                f"{self.limits.max_num_seqs} rows: lower n or beam_width"
             )
         name = self._new_id(request_id)
         sampling = self._row_sampling(params, stop_ids, name)
-        length = self._limits.max_model_len
+        length = self.limits.max_model_len
         if params.max_tokens is not None:
             length = min(length, len(token_ids) + params.max_tokens)
         return Request(
@@ -185,7 +185,7 @@ class Intake:
         return ids
 
     def _check_length(self, num_tokens: int) -> None:
-        limits = self._limits
+        limits = self.limits
         if num_tokens == 0:
             raise InvalidRequest("the prompt is empty: it has no tokens")
         if num_tokens >= limits.max_model_len:

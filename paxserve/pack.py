@@ -74,8 +74,10 @@ class Packer:
         for entry in plan.entries:
             self._enter(entry)
         for write in plan.table_writes:
-            end = write.start + len(write.block_ids)
-            self._tables[write.row, write.start : end] = write.block_ids
+            columns = self._tables[write.row, write.start :]
+            # A placement may round a table up beyond max_model_len; no context reaches that far.
+            block_ids = write.block_ids[: len(columns)]
+            columns[: len(block_ids)] = block_ids
         _, row_column, first_column, num_column, samples_column, token_column = zip(
             *plan.rows, strict=True
         )

@@ -64,11 +64,12 @@ class Policies:
         self._check_pairs(limits)
         if not self.reservation.grows and limits.num_usable_slots < limits.max_model_len:
             raise ValueError(
-                f"reservation {type(self.reservation).__name__} holds max_model_len="
+                f"reservation {_name(self.reservation)} holds max_model_len="
                 f"{limits.max_model_len} tokens per request, but the pool has "
                 f"{limits.num_usable_slots} slots ({limits.num_usable_blocks} blocks of "
                 f"{limits.block_size}): give it more memory or lower max_model_len"
             )
+        self._check_longest_fits(limits)
 
     def check_request(self, request: Request) -> None:
         """Refuse a request that these choices cannot serve.
@@ -103,6 +104,17 @@ class Policies:
             raise ValueError(
                 f"preemption {_name(self.preemption)} copies blocks to the host, but there are no "
                 "host blocks: set limits.swap_space_gib"
+            )
+
+    def _check_longest_fits(self, limits: Limits) -> None:
+        num_blocks = limits.blocks_per_row
+        empty = self.placement.open(limits.num_blocks)
+        if not self.reservation.grows and empty.num_unfit(num_blocks) == empty.num_free:
+            raise ValueError(
+                f"reservation {_name(self.reservation)} may ask for {num_blocks} blocks, "
+                f"max_model_len={limits.max_model_len} in blocks of {limits.block_size}, for which "
+                f"placement {_name(self.placement)} has no place even in an empty pool of "
+                f"{limits.num_usable_blocks}: give it more memory or lower max_model_len"
             )
 
 

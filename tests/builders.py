@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paxserve.admission.fcfs import Fcfs
@@ -13,14 +13,14 @@ from paxserve.events import EventLog
 from paxserve.eviction.lru import Lru
 from paxserve.executor import Executor
 from paxserve.executor.scripted import Scripted
-from paxserve.intake import Intake
+from paxserve.intake import Intake, Prompt
 from paxserve.limits import Limits
 from paxserve.placement import FreeSpace, Placement
 from paxserve.placement.paged import Paged
 from paxserve.policies import Policies
 from paxserve.preemption.recompute import Recompute
 from paxserve.prefix_cache.none import NoCache
-from paxserve.request import Request
+from paxserve.request import Origin, Request
 from paxserve.reservation.on_demand import OnDemand
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
@@ -68,12 +68,26 @@ def make_intake(limits: Limits | None = None, **options: Any) -> Intake:
     return Intake(**({"limits": limits or make_limits(), "vocab_size": VOCAB_SIZE} | options))
 
 
-def make_request(num_tokens: int = 3, *, intake: Intake | None = None, **params: Any) -> Request:
+def make_request(
+    num_tokens: int = 3,
+    *,
+    intake: Intake | None = None,
+    origin: Origin | None = None,
+    **params: Any,
+) -> Request:
     """A request with a prompt of some length; `params` are `SamplingParams`."""
-    request = (intake or make_intake()).make(
-        {"prompt_token_ids": prompt_ids(num_tokens)}, greedy(**params), arrival_s=0.0
-    )
-    return request
+    intake, sampling = intake or make_intake(), greedy(**params)
+    if origin is None:
+        origin = forced_origin(num_tokens, sampling, intake.limits)
+    prompt: Prompt = {"prompt_token_ids": prompt_ids(num_tokens)}
+    return intake.make(prompt, sampling, arrival_s=0.0, origin=origin)
+
+
+def forced_origin(num_prompt: int, params: SamplingParams, limits: Limits) -> Origin:
+    """Unless told otherwise, its true length is the most it may have: nothing else ends it."""
+    longest = limits.max_model_len - num_prompt
+    most = longest if params.max_tokens is None else min(longest, params.max_tokens)
+    return Origin(num_true_output_tokens=most)
 
 
 def greedy(**params: Any) -> SamplingParams:
@@ -175,15 +189,19 @@ def make_engine(
     )
 
 
-def submit(engine: Engine, token_ids: Iterable[int], **params: Any) -> Request:
+def submit(
+    engine: Engine, token_ids: Iterable[int], *, origin: Origin | None = None, **params: Any
+) -> Request:
     """A request for these tokens; greedy unless told otherwise."""
     request_id = params.pop("request_id", None)
     arrival_s = params.pop("arrival_s", None)
+    prompt, sampling = list(token_ids), greedy(**params)
     return engine.submit(
-        {"prompt_token_ids": list(token_ids)},
-        greedy(**params),
+        {"prompt_token_ids": prompt},
+        sampling,
         request_id=request_id,
         arrival_s=arrival_s,
+        origin=origin or forced_origin(len(prompt), sampling, engine.limits),
     )
 
 
@@ -194,6 +212,14 @@ def run_to_end(engine: Engine, *, max_steps: int = 2000) -> int:
             return num_steps
         engine.step()
     raise AssertionError(f"{len(engine.scheduler.batch.requests)} requests left: no progress")
+
+
+def with_room(placement: Placement, limits: Limits) -> Limits:
+    """The same limits, in the smallest pool from theirs on where the longest request fits."""
+    num_blocks = limits.num_blocks
+    while placement.open(num_blocks).take(limits.blocks_per_row) is None:
+        num_blocks += 1
+    return replace(limits, num_blocks=num_blocks)
 
 
 _MASK = 2**64 - 1
