@@ -15,6 +15,7 @@ from real_builders import (
     kv_pointers,
     loaded,
     make_real,
+    poison,
     random_ids,
     real_engine,
     shared_real,
@@ -395,8 +396,7 @@ def test_one_poisoned_request_ends_and_its_mates_do_not_notice(logprobs):
         engine.step()
     victim = engine.requests[2]
     block = victim.sequence.block_table[0]
-    poisoned = tuple(kv.at[block].set(NAN) for kv in real.kv_blocks)
-    real._state = real._state._replace(kv_blocks=poisoned)
+    poison(real, [block])
     run_to_end(engine)
     check_idle(engine)
     assert (victim.finish_reason, victim.num_output_tokens) == ("error", 5)
