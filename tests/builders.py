@@ -236,13 +236,28 @@ def tokens_alone(
     token_ids: Sequence[int], num_tokens: int, *, seed: int = 0, vocab_size: int = VOCAB_SIZE
 ) -> list[int]:
     """What the scripted executor must make of a prompt, written out in Python's own integers."""
-    known = list(token_ids)
-    total = 0
-    for position in range(len(known) + num_tokens - 1):
-        total += (position + 1) * _mix(known[position] + _mix(position) & _MASK)
-        if position + 1 == len(known):
-            known.append(_mix(total + seed & _MASK) % vocab_size)
+    known, total = list(token_ids), _total(token_ids)
+    for _ in range(num_tokens):
+        known.append(_mix(total + seed & _MASK) % vocab_size)
+        total += _term(len(known) - 1, known[-1])
     return known[len(token_ids) :]
+
+
+def top_alone(
+    token_ids: Sequence[int], num: int, *, vocab_size: int = VOCAB_SIZE
+) -> list[tuple[int, float]]:
+    """The best ids after a context and their log-probabilities, by the scripted executor's law."""
+    digest = _mix(_total(token_ids) & _MASK)
+    scale = ((digest >> 44) + 1) / 2**20
+    return [((digest + i) % vocab_size, -scale * (i + 1)) for i in range(min(num, vocab_size))]
+
+
+def _total(token_ids: Sequence[int]) -> int:
+    return sum(_term(position, token) for position, token in enumerate(token_ids))
+
+
+def _term(position: int, token: int) -> int:
+    return (position + 1) * _mix(token + _mix(position) & _MASK)
 
 
 class Letters:
