@@ -192,7 +192,8 @@ class Scheduler:
             request, sequence = batch.by_sequence.get(row.sequence_id, (None, None))
             if request is None or sequence is None:
                 continue
-            if self._publishes and sequence.block_table:
+            is_dealt = request.beams is not None and request.state is State.FINISHED
+            if self._publishes and sequence.block_table and not is_dealt:
                 batch.publish(request, sequence)
             counts = served.setdefault(request, [0, 0])
             counts[0] += row.num_tokens

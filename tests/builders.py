@@ -118,7 +118,8 @@ class Recording:
         assert all(0 <= row < self.limits.max_num_seqs for row in rows)
         assert all(row.num_tokens >= 1 for row in plan.rows)
         assert all(len(row.tokens) in (0, row.num_tokens) for row in plan.rows)
-        assert 1 <= plan.num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.rows or plan.swap_out
         assert plan.num_tokens == sum(row.num_tokens for row in plan.rows)
         self.plans.append(plan)
         self.on_submit(plan)
@@ -171,10 +172,16 @@ def make_engine(
 ) -> Engine:
     """An engine on a virtual clock, one second a step, whose executor is a `Recording`."""
     limits = limits or make_limits()
-    inner = executor or Scripted(limits=limits, vocab_size=vocab_size)
+    policies = make_policies(**chosen)
+    inner = executor or Scripted(
+        limits=limits,
+        vocab_size=vocab_size,
+        num_host_blocks=limits.num_host_blocks,
+        poison=not policies.prefix_cache.shares,  # cached blocks keep their content
+    )
     return Engine(
         limits=limits,
-        policies=make_policies(**chosen),
+        policies=policies,
         executor=Recording(inner, limits),
         clock=VirtualClock(),
         intake=Intake(
