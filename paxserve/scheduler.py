@@ -37,6 +37,7 @@ class Scheduler:
         self.batch = Batch(limits=limits, policies=policies, events=events)
         self._previous: StepPlan | None = None
         self._to_preempt: dict[Request, str] = {}
+        self._num_empty = 0  # plans in a row that were empty
         cache = policies.prefix_cache
         self._publishes = cache.shares and cache.publish == "after_step"
 
@@ -111,7 +112,8 @@ class Scheduler:
                 proposal = proposals.send(step.answer(proposal))
         except StopIteration:
             plan = step.to_plan(events.step_id)
-        if plan is None and not step.num_changed:
+        self._num_empty = 0 if plan is not None else self._num_empty + 1
+        if plan is None and (not step.num_changed or self._num_empty > 1):
             self._fail_stuck_head()
         self._previous = plan
         return plan

@@ -28,9 +28,11 @@ class Static:
                 if verdict.refused:
                     break
         decodes, prompts = split(view.running)
+        num_granted = 0
         for request in prompts:
             verdict = yield Grant(request, request.num_remaining_tokens)
             if verdict.refused:
                 break
-        if not prompts:
+            num_granted += verdict.num_tokens
+        if not num_granted:
             yield Decodes(decodes)
