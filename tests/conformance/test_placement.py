@@ -261,6 +261,25 @@ def test_a_table_swallows_its_right_buddies_if_all_are_free():
     assert space.extend([1, 2, 3, 4, 5, 6], 1) == [7, 8]
 
 
+def test_a_free_run_behind_a_table_that_is_no_buddy_of_it_stays_free():
+    space = Buddy().open(17)
+    _, second, third, _ = [space.take(4) for _ in range(4)]
+    space.give_back(third)
+    assert third == [9, 10, 11, 12]
+    assert space.extend(second, 1) is None  # 5-8 and 9-12 would be no aligned run
+    assert space.num_free == 4
+
+
+def test_first_fit_takes_the_lowest_address_where_the_table_fits():
+    space = FirstFit().open(20)
+    table = space.take(19)
+    for start, end in ((1, 3), (5, 8), (10, 13), (15, 20)):
+        space.give_back(table[start - 1 : end - 1])
+    assert space.take(3) == [5, 6, 7]
+    assert space.take(4) == [15, 16, 17, 18]
+    assert space.take(1) == [1]
+
+
 def num_lines(call):
     """Lines of the placements that run during a call, loops counted as often as they turn."""
     here, count = str(Path(paxserve.placement.__file__).parent), 0
