@@ -1,4 +1,4 @@
-"""Every admission and victim policy is a pure ranking, and every preemption a known method."""
+"""Every admission policy is a pure ranking."""
 
 import copy
 
@@ -7,14 +7,8 @@ from axes import name_of, policies
 from builders import make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
 
 from paxserve.admission.fcfs import Fcfs
-from paxserve.events import Kind
-from paxserve.preemption import Method
-from paxserve.request import State
-from paxserve.victim.newest import Newest
 
 per_admission = pytest.mark.parametrize("admission", policies("admission"), ids=name_of)
-per_victim = pytest.mark.parametrize("victim", policies("victim"), ids=name_of)
-per_preemption = pytest.mark.parametrize("preemption", policies("preemption"), ids=name_of)
 TIGHT = make_limits(block_size=2, num_blocks=8, max_num_seqs=3, max_model_len=12)
 
 
@@ -90,55 +84,3 @@ def test_first_come_is_first_served():
         requests[2],
         requests[0],
     ]
-
-
-@per_victim
-def test_victim_keys_are_pure_comparable_and_rank_every_running_request(victim):
-    engine = overloaded(victim=victim)
-    engine.step()
-    running = [r for r in engine.requests if r.state is State.RUNNING]
-    assert len(running) >= 2
-    keys = [victim.key(request) for request in running]
-    assert keys == [victim.key(request) for request in running]
-    assert len(set(keys)) == len(keys)  # no tie: the choice must not hang on the order of a list
-    sorted(keys)
-
-
-@per_victim
-def test_whoever_is_preempted_every_request_ends_with_its_tokens(victim):
-    engine = overloaded(victim=victim)
-    run_to_end(engine)
-    check_tokens(engine)
-    assert sum(r.num_preemptions for r in engine.requests) > 0
-
-
-def test_the_newest_admitted_is_preempted_first():
-    limits = make_limits(block_size=2, num_blocks=7, max_num_seqs=3, max_model_len=12)
-    engine = make_engine(limits, victim=Newest())
-    requests = [submit(engine, prompt_ids(4, n), max_tokens=6) for n in range(3)]
-    engine.step()
-    engine.step()
-    preempted = [e.request_id for e in engine.events if e.kind is Kind.PREEMPTED]
-    assert preempted == [requests[2].request_id]
-    run_to_end(engine)
-    assert requests[0].num_preemptions == 0
-
-
-@per_preemption
-def test_a_method_is_one_the_scheduler_knows_and_its_choice_is_pure(preemption):
-    engine = overloaded(preemption=preemption)
-    engine.step()
-    for request in engine.requests:
-        method = preemption.choose(request)
-        assert method in Method
-        assert preemption.choose(request) is method
-
-
-@per_preemption
-def test_however_they_are_preempted_every_request_ends_with_its_tokens(preemption):
-    engine = overloaded(preemption=preemption)
-    run_to_end(engine)
-    check_tokens(engine)
-    preempted = [e for e in engine.events if e.kind is Kind.PREEMPTED]
-    assert preempted
-    assert {e.detail for e in preempted} <= {str(method) for method in Method}
