@@ -4,10 +4,14 @@ Owns: membership, rows, and (through `kv/`) blocks. In: decisions of `planning.p
 `scheduler.py`. Out: the current membership, and events. Must not know: budgets, batching policies.
 """
 
+from collections.abc import Sequence as SequenceOf
 from heapq import heappop, heappush
+from typing import Any
 
-from paxserve.admission import Admission
+from paxserve.admission import Admission, Seen
 from paxserve.events import EventLog, Kind
+from paxserve.gate import Gate
+from paxserve.gates import Gates
 from paxserve.kv.block_pool import BlockPool
 from paxserve.kv.block_table import BlockTables
 from paxserve.limits import Limits
@@ -34,12 +38,14 @@ class Batch:
         reservation: Reservation,
         placement: Placement,
         events: EventLog,
+        gates: SequenceOf[Gate] = (),
     ) -> None:
         self.limits = limits
         self._placement = placement
         self.pool = BlockPool(num_blocks=limits.num_blocks, placement=placement)
         self.tables = BlockTables(pool=self.pool, reservation=reservation, limits=limits)
         self.waiting = WaitingQueue(admission)
+        self.gates = Gates(gates)
         self.running: list[Request] = []
         self.finished: list[Request] = []
         self.ended: list[Request] = []
@@ -55,7 +61,14 @@ class Batch:
         self.requests[request.request_id] = request
         self.by_sequence |= {s.sequence_id: (request, s) for s in request.sequences}
         self._events.add(Kind.ARRIVED, request.request_id, num_tokens=request.num_prompt_tokens)
+        self.tell(Kind.ARRIVED, request)
         self.waiting.push(request)
+
+    def tell(self, kind: Kind, request: Request | None, **numbers: Any) -> None:
+        """Policies that learn see that something happened now."""
+        seen = Seen(kind, self._events.now_s, request, **numbers)
+        self.waiting.tell(seen)
+        self.gates.tell(seen)
 
     def enter(self, request: Request) -> None:
         """A waiting request, whose tables hold its memory already, takes the lowest free rows."""
@@ -67,6 +80,7 @@ class Batch:
         for sequence in request.sequences:
             sequence.row = heappop(self.free_rows)
             sequence.num_entry_tokens = sequence.num_known_tokens
+        self.tell(Kind.ENTERED, request)
 
     def withdraw(self, request: Request) -> None:
         """A running request waits again, and holds nothing."""
@@ -75,6 +89,7 @@ class Batch:
         request.state = State.WAITING
         for sequence in request.sequences:
             sequence.num_computed_tokens = 0
+        self.tell(Kind.PREEMPTED, request)
         self.waiting.push(request)
 
     def preempt(self, request: Request, *, num_lost_tokens: int, method: str) -> None:
@@ -122,6 +137,7 @@ class Batch:
         self.requests.clear()
         self.by_sequence.clear()
         self.waiting.clear()
+        self.gates.clear()
         self.running.clear()
         self.finished.clear()
         self.free_rows = list(range(self.limits.max_num_seqs))
@@ -148,6 +164,7 @@ class Batch:
             row=request.sequence.row,
             detail=error or str(reason),
         )
+        self.tell(Kind.FINISHED, request)
 
     def release(self) -> None:
         """Finished requests let go of rows and memory, and are forgotten."""

@@ -130,7 +130,7 @@ class Ledger:
 
     def _num_unfit_blocks(self) -> int:
         batch = self._batch
-        head = next(iter(batch.waiting), None)
+        head = batch.waiting.head()
         if head is None:
             return 0
         num_needed = batch.tables.num_blocks_needed(head, head.num_remaining_tokens)

@@ -238,14 +238,17 @@ class StepInMaking:
             num_usable=self.limits.num_usable_blocks,
             num_free=self._batch.pool.num_free,
             num_needed=tables.num_blocks_needed(request, num_tokens) * len(request.sequences),
+            num_needed_for_all=tables.num_blocks_needed(request, request.sequence.num_known_tokens)
+            * len(request.sequences),
+            block_size=self.limits.block_size,
+            running=self.running,
         )
-        for gate in self._policies.gates:
-            if (why := gate.refusal(None, request, memory)) is not None:
-                return Reason.GATE, why
+        if (why := self._batch.gates.refusal(request, memory)) is not None:
+            return Reason.GATE, why
         return None if tables.hold(request, num_tokens) else (Reason.BLOCKS,)
 
     def _refuse(self, request: Request, num_tokens: int, reason: Reason, why: str = "") -> Verdict:
-        is_head = next(self.waiting(), None) is request
+        is_head = self._batch.waiting.head() is request
         if is_head and request not in self._dropped:
             self._log_held_back(request, num_tokens, f"{reason}: {why}" if why else str(reason))
         return Verdict(0, refused=reason)

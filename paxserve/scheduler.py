@@ -33,6 +33,7 @@ class Scheduler:
             reservation=policies.reservation,
             placement=policies.placement,
             events=events,
+            gates=policies.gates,
         )
 
     @property
@@ -83,6 +84,10 @@ class Scheduler:
         events = self.events
         events.now_s = now_s
         events.step_id += 1
+        timer_s = self.batch.waiting.next_timer_s()
+        if timer_s is not None and now_s >= timer_s:
+            self.batch.tell(Kind.TIMER, None)
+        self.batch.waiting.order(lambda request: 0)
         step = StepInMaking(batch=self.batch, policies=self.policies, events=events)
         proposals = self.policies.batching.propose(step)
         try:
@@ -144,6 +149,16 @@ class Scheduler:
                 stop = find_stop(request)
                 reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
                 batch.finish(request, reason, stop_reason=stop)
+        for row, (tokens, _) in zip(plan.rows, result.outputs, strict=True):
+            request, _ = batch.by_sequence.get(row.sequence_id, nobody)
+            if request is not None:
+                batch.tell(
+                    Kind.SERVED,
+                    request,
+                    num_tokens=row.num_tokens,
+                    num_outputs=len(tokens),
+                    duration_s=result.duration_s,
+                )
         return progressed
 
     def _fail_stuck_head(self) -> None:
@@ -157,7 +172,7 @@ class Scheduler:
                 f"{type(self.policies.batching).__name__} computes nothing though "
                 f"{len(batch.running)} requests run: the engine would spin"
             )
-        head = next(iter(batch.waiting), None)
+        head = batch.waiting.head()
         if head is None or batch.finished:
             return
         message = (

@@ -45,6 +45,11 @@ class WaitingQueue:
     def __contains__(self, request: Request) -> bool:
         return request in self._entry_of
 
+    @property
+    def learns(self) -> bool:
+        """Whether `tell` does anything."""
+        return self._learning is not None
+
     def push(self, request: Request) -> None:
         """The request waits; it must not wait already."""
         if request in self._entry_of:

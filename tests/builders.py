@@ -18,7 +18,7 @@ from paxserve.placement import FreeSpace, Placement
 from paxserve.placement.paged import Paged
 from paxserve.policies import Policies
 from paxserve.preemption.recompute import Recompute
-from paxserve.request import Request
+from paxserve.request import Origin, Request
 from paxserve.reservation.on_demand import OnDemand
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
@@ -64,12 +64,23 @@ def make_intake(limits: Limits | None = None, **options: Any) -> Intake:
     return Intake(**({"limits": limits or make_limits(), "vocab_size": VOCAB_SIZE} | options))
 
 
-def make_request(num_tokens: int = 3, *, intake: Intake | None = None, **params: Any) -> Request:
+def make_request(
+    num_tokens: int = 3,
+    *,
+    intake: Intake | None = None,
+    arrival_s: float = 0.0,
+    request_id: str | None = None,
+    origin: Origin = Origin(),
+    **params: Any,
+) -> Request:
     """A request with a prompt of some length; `params` are `SamplingParams`."""
-    request = (intake or make_intake()).make(
-        {"prompt_token_ids": prompt_ids(num_tokens)}, greedy(**params), arrival_s=0.0
+    return (intake or make_intake()).make(
+        {"prompt_token_ids": prompt_ids(num_tokens)},
+        greedy(**params),
+        arrival_s=arrival_s,
+        request_id=request_id,
+        origin=origin,
     )
-    return request
 
 
 def greedy(**params: Any) -> SamplingParams:
@@ -175,11 +186,13 @@ def submit(engine: Engine, token_ids: Iterable[int], **params: Any) -> Request:
     """A request for these tokens; greedy unless told otherwise."""
     request_id = params.pop("request_id", None)
     arrival_s = params.pop("arrival_s", None)
+    origin = params.pop("origin", Origin())
     return engine.submit(
         {"prompt_token_ids": list(token_ids)},
         greedy(**params),
         request_id=request_id,
         arrival_s=arrival_s,
+        origin=origin,
     )
 
 

@@ -83,7 +83,7 @@ def peak_blocks(futures: list[tuple[int, int]], block_size: int) -> int:
     """The most blocks held at one time by sequences of (known, remaining) tokens that all go on."""
     known, remaining = np.array(sorted(futures, key=lambda future: -future[1])).T
     num_left = np.arange(1, len(futures) + 1)
-    # Each sequence's last block is full on average by half; it is counted as a whole one.
+    # Blocks of x slots are at most (x + block_size - 1) / block_size, for each sequence.
     slots = np.cumsum(known) + num_left * (remaining + block_size - 1)
     return int(slots.max()) // block_size
 
