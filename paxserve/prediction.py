@@ -47,7 +47,7 @@ def expected_output_tokens(
         most = request.max_known_tokens - request.num_prompt_tokens
         tokens = most if default_tokens is None else default_tokens
     if not error:
-        return float(tokens)
+        return tokens
     return tokens * math.exp(error * NormalDist().inv_cdf(draw(request.request_id)))
 
 

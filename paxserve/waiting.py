@@ -17,10 +17,11 @@ from paxserve.sorted_entries import Entry, SortedEntries
 class WaitingQueue:
     """Queues of requests, and the heads of the queues; an order that does not learn has one queue.
 
-    Invariants: a waiting request has one entry (*place, arrival_seq, request), in the queue of its
-    place when it was pushed or last moved; no queue is empty. Once settled, `_heads` holds for each
-    queue one rank (*key now, arrival_seq, entry, queue), that of its first entry, whose place is
-    current; until then `_unsettled` names the queues for which that may be wrong.
+    Invariants: a waiting request has one entry (*place, arrival_seq, request, queue), in the queue
+    of its place when it was pushed or last moved; no queue is empty. Once settled, `_heads` holds
+    for each queue one rank (*key now, arrival_seq, entry), that of its first entry, whose place is
+    current; until then `_unsettled` names the queues for which that may be wrong. No comparison
+    goes beyond `arrival_seq`, since that differs.
     """
 
     def __init__(self, admission: Admission) -> None:
@@ -31,7 +32,7 @@ class WaitingQueue:
     def clear(self) -> None:
         """Nobody waits, and nothing was learned."""
         self._state: Any = None if self._learning is None else self._learning.init()
-        self._entry_of: dict[Request, tuple[Hashable, Entry]] = {}
+        self._entry_of: dict[Request, Entry] = {}
         self._queues: dict[Hashable, SortedEntries] = {}
         self._heads = SortedEntries()
         self._rank_of_head: dict[Hashable, Entry] = {}
@@ -54,18 +55,18 @@ class WaitingQueue:
         """The request waits; it must not wait already."""
         if request in self._entry_of:
             raise RuntimeError(f"request {request.request_id} waits already")
-        self._put(request, *self._place(request))
+        self._put(self._entry(request))
 
     def remove(self, request: Request) -> None:
         """The request waits no longer."""
         if request not in self._entry_of:
             raise RuntimeError(f"request {request.request_id} is not waiting")
-        name, entry = self._entry_of.pop(request)
-        queue = self._queues[name]
+        entry = self._entry_of.pop(request)
+        queue = self._queues[entry[-1]]
         queue.remove(entry)
         if not len(queue):
-            del self._queues[name]
-        self._look_again(name)
+            del self._queues[entry[-1]]
+        self._look_again(entry[-1])
 
     def tell(self, seen: Seen) -> None:
         """Something happened; no-op for an order that does not learn."""
@@ -84,7 +85,7 @@ class WaitingQueue:
         if self._learning is None:
             return None
         self._settle()
-        heads = (rank[-2][-1] for rank in self._rank_of_head.values())
+        heads = (rank[-1][-2] for rank in self._rank_of_head.values())
         return self._learning.next_timer_s(self._state, heads)
 
     def rank(self, request: Request) -> Key:
@@ -114,7 +115,7 @@ class WaitingQueue:
             return next(iter(self), None)
         self._settle()
         rank = self._heads.first()
-        return None if rank is None else rank[-2][-1]
+        return None if rank is None else rank[-1][-2]
 
     def __iter__(self) -> Iterator[Request]:
         """Each waiting request, best first by the keys of the moment, O(log n) each.
@@ -132,18 +133,18 @@ class WaitingQueue:
             self._settle()
             num_changes, is_at_end = self._num_changes, True
             for entry in self._ranked(reached):
-                yield entry[-1]
+                yield entry[-2]
                 if self._num_changes != num_changes:
                     is_at_end = False
                     break
 
     def _ranked(self, reached: dict[Hashable, Entry]) -> Iterator[Entry]:
         """Entries behind those `reached` in their queues, best first, while nothing changes."""
-        behind = [r for name, entry in reached.items() if (r := self._rank_after(name, entry))]
+        behind = [r for entry in reached.values() if (r := self._rank_after(entry))]
         heapify(behind)
         head = self._heads.first()
         while True:
-            while head is not None and head[-1] in reached:
+            while head is not None and head[-1][-1] in reached:
                 head = self._heads.after(head)
             if behind and (head is None or behind[0] < head):
                 rank = heappop(behind)
@@ -151,33 +152,33 @@ class WaitingQueue:
                 rank = head
             else:
                 return
-            entry, name = rank[-2:]
-            reached[name] = entry
+            entry = rank[-1]
+            reached[entry[-1]] = entry
             yield entry
-            following = self._rank_after(name, entry)
+            following = self._rank_after(entry)
             if following is not None:
                 heappush(behind, following)
 
-    def _rank_after(self, name: Hashable, entry: Entry) -> Entry | None:
-        queue = self._queues.get(name)
+    def _rank_after(self, entry: Entry) -> Entry | None:
+        queue = self._queues.get(entry[-1])
         following = None if queue is None else queue.after(entry)
-        return None if following is None else self._rank(name, following)
+        return None if following is None else self._rank(following)
 
-    def _rank(self, name: Hashable, entry: Entry) -> Entry:
-        """Never compared beyond `arrival_seq`, since that differs."""
+    def _rank(self, entry: Entry) -> Entry:
         if self._learning is None:  # its place is its key, and neither changes while it waits
-            return (*entry[:-1], entry, name)
-        return (*self._admission.key(self._state, entry[-1]), entry[-2], entry, name)
+            return entry, entry
+        *_, arrival_seq, request, _ = entry
+        return (*self._admission.key(self._state, request), arrival_seq, entry)
 
-    def _place(self, request: Request) -> tuple[Hashable, Entry]:
+    def _entry(self, request: Request) -> Entry:
         if self._learning is None:
-            name, place = None, self._admission.key(self._state, request)
-        else:
-            name, place = self._learning.place(self._state, request)
-        return name, (*place, request.arrival_seq, request)
+            return (*self._admission.key(None, request), request.arrival_seq, request, None)
+        name, place = self._learning.place(self._state, request)
+        return (*place, request.arrival_seq, request, name)
 
-    def _put(self, request: Request, name: Hashable, entry: Entry) -> None:
-        self._entry_of[request] = name, entry
+    def _put(self, entry: Entry) -> None:
+        name = entry[-1]
+        self._entry_of[entry[-2]] = entry
         queue = self._queues.get(name)
         if queue is None:
             queue = self._queues[name] = SortedEntries()
@@ -199,11 +200,10 @@ class WaitingQueue:
             entry = None if queue is None else queue.first()
             if entry is None:
                 continue
-            request = entry[-1]
-            place = (name, entry) if self._learning is None else self._place(request)
-            if place != (name, entry):
-                self.remove(request)
-                self._put(request, *place)
-            else:
-                self._rank_of_head[name] = rank = self._rank(name, entry)
+            current = entry if self._learning is None else self._entry(entry[-2])
+            if current == entry:
+                self._rank_of_head[name] = rank = self._rank(entry)
                 self._heads.add(rank)
+            else:
+                self.remove(entry[-2])
+                self._put(current)

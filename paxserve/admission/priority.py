@@ -14,7 +14,7 @@ from paxserve.request import Request
 
 @dataclass(frozen=True, slots=True)
 class Priority:
-    """By the priority of its origin, then by arrival."""
+    """By the priority of its origin."""
 
     displaces_running: bool = False
 
@@ -24,4 +24,4 @@ class Priority:
 
     def key(self, state: None, request: Request) -> Key:
         """See `Admission.key`."""
-        return (request.origin.priority, request.arrival_s)
+        return (request.origin.priority,)

@@ -12,10 +12,10 @@ from paxserve.request import Request
 
 @dataclass(frozen=True, slots=True)
 class ShortestPrompt:
-    """By prompt tokens, then by arrival."""
+    """By prompt tokens."""
 
     displaces_running = False
 
     def key(self, state: None, request: Request) -> Key:
         """See `Admission.key`."""
-        return (request.num_prompt_tokens, request.arrival_s)
+        return (request.num_prompt_tokens,)

@@ -34,4 +34,4 @@ class Sjf:
         expected = expected_output_tokens(
             request, length=self.length, error=self.error, default_tokens=self.default_tokens
         )
-        return (expected, request.arrival_s)
+        return (expected,)
