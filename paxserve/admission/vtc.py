@@ -6,7 +6,8 @@ back without a refund, and when it resumes its input is not charged again; the l
 client as to any other that comes to wait. Work-conserving: it orders, and never holds back.
 
 Between two clients that both have requests waiting, service (weighted tokens) in any stretch of
-time differs by at most 2 max(w_input * longest input, w_output * tokens in a batch) (Theorem 4.4).
+time differs by at most 2 max(w_input * longest input, w_output * tokens that a batch can hold)
+(Theorem 4.4).
 """
 
 from collections.abc import Hashable, Iterable, Mapping
