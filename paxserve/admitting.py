@@ -102,6 +102,8 @@ class Admitting:
         )
         if not num_tokens:
             return Refusal(Reason.BUDGET)
+        if self._batch.policies.placement.contiguous:
+            pass
         claims = spread(request, num_tokens)
         if not computes:
             claims = [claim for claim in claims if claim.sequence.source is None]

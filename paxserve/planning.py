@@ -49,7 +49,7 @@ class StepInMaking:
         self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
         cache = policies.prefix_cache
         self._publishes = cache.shares and cache.publish == "planning"
-        self._order: Iterable[Request] = batch.waiting.order(self._num_cached_tokens)
+        batch.waiting.order(batch.num_cached_tokens)
 
     # What the policy sees.
 
@@ -70,7 +70,7 @@ class StepInMaking:
 
     def waiting(self) -> Iterator[Request]:
         """See `View.waiting`."""
-        return iter(self._order)
+        return iter(self._batch.waiting)
 
     # What the policy gets.
 
@@ -281,9 +281,6 @@ class StepInMaking:
         if published:
             self._draft.published.setdefault(request, []).extend(published)
 
-    def _num_cached_tokens(self, request: Request) -> int:
-        return self._batch.num_cached_tokens(request)
-
     def _fail(self, request: Request, num_needed: int) -> None:
         self._preempting.drop(request)
         self._draft.num_failed += 1
@@ -300,7 +297,7 @@ class StepInMaking:
     def _refuse(
         self, request: Request, num_tokens: int, refusal: Refusal, num_preempted: int = 0
     ) -> Verdict:
-        is_head = next(self.waiting(), None) is request
+        is_head = self._batch.waiting.head() is request
         if is_head and request not in self._draft.dropped:
             reason, why = refusal
             self._events.add(

@@ -187,7 +187,7 @@ class Scheduler:
     def _after_step(self, plan: StepPlan, result: StepResult) -> None:
         """What was computed is valid now: publish it, and tell policies who was served."""
         batch = self.batch
-        if not (self._publishes or batch.waiting.learns or batch.gates.learn):
+        if not (self._publishes or batch.waiting.learns or batch.gates.learns):
             return
         served: dict[Request, list[int]] = {}
         for row in plan.rows:

@@ -121,7 +121,8 @@ class Knobs:
         Raises:
             ValueError: the user set something that nothing reads.
         """
-        unread = [key for key in self._explicit if key not in self._read]
+        # A key of three parts sets an entry of a setting that is itself a mapping.
+        unread = [k for k in self._explicit if ".".join(k.split(".")[:2]) not in self._read]
         if unread:
             raise ValueError(
                 f"{', '.join(unread)} was set, but nothing reads it with the choices made: "

@@ -72,6 +72,8 @@ def make_request(
     num_tokens: int = 3,
     *,
     intake: Intake | None = None,
+    arrival_s: float = 0.0,
+    request_id: str | None = None,
     origin: Origin | None = None,
     **params: Any,
 ) -> Request:
@@ -80,7 +82,9 @@ def make_request(
     if origin is None:
         origin = forced_origin(num_tokens, sampling, intake.limits)
     prompt: Prompt = {"prompt_token_ids": prompt_ids(num_tokens)}
-    return intake.make(prompt, sampling, arrival_s=0.0, origin=origin)
+    return intake.make(
+        prompt, sampling, arrival_s=arrival_s, request_id=request_id, origin=origin
+    )
 
 
 def forced_origin(num_prompt: int, params: SamplingParams, limits: Limits) -> Origin:
