@@ -102,8 +102,6 @@ class Admitting:
         )
         if not num_tokens:
             return Refusal(Reason.BUDGET)
-        if self._batch.policies.placement.contiguous:
-            pass
         claims = spread(request, num_tokens)
         if not computes:
             claims = [claim for claim in claims if claim.sequence.source is None]
@@ -111,6 +109,8 @@ class Admitting:
         num_twice = _num_blocks_twice(restored)
         claimed = {claim.sequence for claim in claims}
         all_claims = claims + [Claim(s, 0) for s in restored if s not in claimed]
+        if self._batch.policies.placement.contiguous:  # a run begun for a chunk may never grow
+            all_claims = [Claim(s, s.num_remaining_tokens) for s in request.live]
         num_free = pool.num_available - pool.num_unheld(hits)
         num_needed = tables.num_missing_blocks(request, all_claims) - len(hits) - num_twice
         if self._batch.gates:

@@ -233,7 +233,7 @@ class StepInMaking:
         while not tables.hold(request, claims):
             num_held = len({b for s in request.live for b in s.block_table})
             num_needed = num_held + tables.num_missing_blocks(request, claims)
-            if num_needed > self.limits.num_usable_blocks:
+            if num_needed > self.limits.num_usable_blocks or self._is_too_long(request, claims):
                 self._fail(request, num_needed)
                 return False
             victim = min(self._batch.running, key=self._policies.victim.key)
@@ -246,6 +246,12 @@ class StepInMaking:
         for claim in claims:
             self._draft.touched[claim.sequence.sequence_id] = claim.sequence
         return True
+
+    def _is_too_long(self, request: Request, claims: Sequence[Claim]) -> bool:
+        """Whether one of the tables would not lie anywhere even in an empty pool."""
+        tables, longest = self._batch.tables, self._batch.pool.largest_table
+        ends = [claim.sequence.num_computed_tokens + claim.num_tokens for claim in claims]
+        return any([tables.num_blocks_needed(request, end) > longest for end in ends])
 
     def _compute(self, request: Request, claims: Sequence[Claim]) -> int:
         """The claimed tokens become rows; returns how many there are."""
