@@ -18,7 +18,7 @@ from paxserve.notices import Notices
 from paxserve.outputs import Delta, RequestOutput, request_output
 from paxserve.policies import Policies
 from paxserve.records import StepRecord
-from paxserve.request import FinishReason, Request, State
+from paxserve.request import FinishReason, Origin, Request, State
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
 from paxserve.texts import Texts
@@ -64,6 +64,7 @@ class Engine:
         *,
         request_id: str | None = None,
         arrival_s: float | None = None,
+        origin: Origin | None = None,
     ) -> Request:
         """A request arrives.
 
@@ -72,6 +73,7 @@ class Engine:
             params: how to sample and when to stop.
             request_id: used once, since results and seeds go by it; default: a number.
             arrival_s: when it arrived on the engine's clock; default: now.
+            origin: who asks, and what is known of it; for policies.
 
         Raises:
             InvalidRequest: it cannot be served; the engine is as before, but for an event.
@@ -83,6 +85,7 @@ class Engine:
                 params,
                 arrival_s=now_s if arrival_s is None else arrival_s,
                 request_id=request_id,
+                origin=origin,
             )
         except InvalidRequest as error:
             self.scheduler.reject(request_id or "?", reason=str(error), now_s=now_s)

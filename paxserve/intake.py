@@ -14,7 +14,7 @@ from typing import TypedDict
 
 from paxserve.limits import Limits
 from paxserve.models.tokenizer import Tokenizer
-from paxserve.request import Request
+from paxserve.request import Origin, Request
 from paxserve.request import Sequence as TokenSequence
 from paxserve.sampling_params import MAX_SEED, MAX_SUPPRESSED_IDS, SamplingParams
 from paxserve.step import RowSampling
@@ -82,6 +82,7 @@ class Intake:
         *,
         arrival_s: float,
         request_id: str | None = None,
+        origin: Origin | None = None,
     ) -> Request:
         """Check a prompt and its parameters.
 
@@ -91,6 +92,7 @@ class Intake:
             arrival_s: on the engine's clock.
             request_id: used once, since results and seeds go by it; default: the first number
                 that is not taken.
+            origin: who asks.
 
         Raises:
             InvalidRequest: names the value and the limit it breaks.
@@ -114,6 +116,7 @@ class Intake:
             params=params,
             sampling=self._row_sampling(params, stop_ids, name),
             max_known_tokens=length,
+            origin=origin or Origin(),
             stop_ids=frozenset(stop_ids),
             sequences=(
                 TokenSequence(
