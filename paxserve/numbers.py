@@ -52,8 +52,8 @@ def whole_text(name: str, text: str, *, low: int = 0, high: int) -> int:
         ValueError: it is not.
     """
     value = _number(text)
-    is_whole = value is not None and math.isfinite(value) and value == int(value)
-    return whole(name, int(value) if is_whole else text, low=low, high=high)  # type: ignore[arg-type]
+    is_one = low <= value <= high and value == int(value)
+    return whole(name, int(value) if is_one else text, low=low, high=high)
 
 
 def real_text(name: str, text: str, *, low: float = 0.0, high: float) -> float:
@@ -63,7 +63,7 @@ def real_text(name: str, text: str, *, low: float = 0.0, high: float) -> float:
         ValueError: it is not.
     """
     value = _number(text)
-    return real(name, text if value is None else value, low=low, high=high)
+    return real(name, value if low <= value <= high else text, low=low, high=high)
 
 
 def shown(value: object) -> str:
@@ -72,8 +72,9 @@ def shown(value: object) -> str:
     return text if len(text) <= 60 else f"{text[:57]}..."
 
 
-def _number(text: str) -> float | None:
+def _number(text: str) -> float:
+    """NaN, which lies in no range, for what is not a number."""
     try:
         return float(text)
     except ValueError:
-        return None
+        return math.nan
