@@ -1,0 +1,42 @@
+"""Commands that look at saved runs: `paxserve plot`, `paxserve trace`, `paxserve buckets`.
+
+Owns: their arguments and what they print. In: run directories. Out: files beside them. Must not
+know: how anything is drawn or found; pandas and matplotlib are imported when a command needs them.
+"""
+
+import argparse
+from pathlib import Path
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the commands; each sets `act`, called with the arguments."""
+    plot = commands.add_parser("plot", help="pictures of saved runs, all of them in each")
+    plot.add_argument("runs", nargs="+", type=Path, metavar="RUN_DIR")
+    plot.add_argument("--out", type=Path, help="directory; default: the run's own, or the common")
+    plot.add_argument("--only", action="append", default=[], metavar="NAME", help=_PICTURES)
+    plot.set_defaults(act=_plot)
+    trace = commands.add_parser("trace", help="a saved run as a timeline for ui.perfetto.dev")
+    trace.add_argument("run", type=Path, metavar="RUN_DIR")
+    trace.add_argument("--out", type=Path, help="file; default: trace.json.gz in the run directory")
+    trace.set_defaults(act=_trace)
+
+
+_PICTURES = "timeline, blocks, memory, kv, latency or throughput; may be given again"
+
+
+def _plot(arguments: argparse.Namespace) -> None:
+    from paxserve.report.pictures import plot
+    from paxserve.report.run_tables import RunTables
+
+    runs = [RunTables.read(path) for path in arguments.runs]
+    for written in plot(runs, out=arguments.out, only=arguments.only):
+        print(written)
+
+
+def _trace(arguments: argparse.Namespace) -> None:
+    from paxserve.report.perfetto import write_trace
+    from paxserve.report.run_tables import RunTables
+
+    path = arguments.out or arguments.run / "trace.json.gz"
+    num_events = write_trace(RunTables.read(arguments.run), path)
+    print(f"{path}: {num_events} events; open it at https://ui.perfetto.dev")
