@@ -68,12 +68,33 @@ def load(axis: str, name: str, settings: Mapping[str, Any] | None = None) -> Any
 
 
 def load_policies(
-    names: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]] | None = None
+    names: Mapping[str, str],
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    own: Mapping[str, object] | None = None,
 ) -> Policies:
-    """One policy per axis of `POLICY_AXES`."""
-    given = settings or {}
-    made = {axis: load(axis, names[axis], given.get(axis)) for axis in POLICY_AXES}
-    return Policies(**made)
+    """One policy per axis of `POLICY_AXES`; objects of `own` take the place of what is named.
+
+    Raises:
+        ValueError: `own` has something that is no policy; otherwise as of `load`.
+    """
+    given, own = settings or {}, own or {}
+    for axis, policy in own.items():
+        _check_own(axis, policy)
+    named = {
+        axis: load(axis, names[axis], given.get(axis)) for axis in POLICY_AXES if axis not in own
+    }
+    return Policies(**named, **own)
+
+
+def _check_own(axis: str, policy: object) -> None:
+    if axis not in POLICY_AXES:
+        raise ValueError(f"there is no axis {axis!r}; there are {', '.join(POLICY_AXES)}")
+    if isinstance(policy, type) or not dataclasses.is_dataclass(policy):
+        raise ValueError(
+            f"{axis} must be an object of a dataclass, so that results can say what it was, "
+            f"got {policy!r}"
+        )
 
 
 def _public_classes(module: ModuleType) -> list[type]:

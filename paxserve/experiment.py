@@ -52,6 +52,7 @@ def run(
     explicit: Iterable[str],
     say: Say,
     progress: Progress,
+    policies: Mapping[str, object] | None = None,
 ) -> Run:
     """Run one experiment.
 
@@ -61,6 +62,7 @@ def run(
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
         progress: called with (what, done, total).
+        policies: axis -> a policy object, in place of what was chosen for that axis.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -72,14 +74,14 @@ def run(
     seed = config.get("seed", 0)
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
-    policies = _policies(knobs, choices)
+    composed = _policies(knobs, choices, policies or {})
     arrivals = load("workload", choices["workload"], knobs.section("workload")).arrivals()
     knobs.chosen("workload")
     params = _sampling(knobs, has_model=choices["executor"] != "scripted")
     if choices["executor"] == "scripted":
-        engine, tokenizer, device = _scripted(knobs, policies, seed, say), None, None
+        engine, tokenizer, device = _scripted(knobs, composed, seed, say), None, None
     else:
-        engine, tokenizer, device = _real(knobs, policies, seed, say)
+        engine, tokenizer, device = _real(knobs, composed, seed, say)
     knobs.check_all_read()
     try:
         return _serve(engine, arrivals, params, tokenizer, device, say, progress)
@@ -123,10 +125,12 @@ def _serve(
     )
 
 
-def _policies(knobs: Knobs, choices: Mapping[str, str]) -> Policies:
-    for axis in POLICY_AXES:
+def _policies(knobs: Knobs, choices: Mapping[str, str], own: Mapping[str, object]) -> Policies:
+    """What is set for an axis that has a policy object stays unread."""
+    named = [axis for axis in POLICY_AXES if axis not in own]
+    for axis in named:
         knobs.chosen(axis)
-    return load_policies(choices, {axis: knobs.section(axis) for axis in POLICY_AXES})
+    return load_policies(choices, {axis: knobs.section(axis) for axis in named}, own=own)
 
 
 def _sampling(knobs: Knobs, *, has_model: bool) -> SamplingParams:

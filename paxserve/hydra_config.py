@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
 from paxserve.compose import POLICY_AXES
@@ -36,6 +37,13 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
     """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
     Hydra is told to leave no files of its own.
     """
+    rewritten = _rewritten(overrides)
+    # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
+    flags = [argument for argument in rewritten if not _is_override(argument)]
+    return [*flags, *_QUIET, *_NO_LOGS, *filter(_is_override, rewritten)]
+
+
+def _rewritten(overrides: Sequence[str]) -> list[str]:
     custom = {found[1] for found in map(_CUSTOM.fullmatch, overrides) if found}
     rewritten = []
     for override in overrides:
@@ -46,9 +54,7 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
             rewritten.append(f"++{override}")
         else:
             rewritten.append(override)
-    # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
-    flags = [argument for argument in rewritten if not _is_override(argument)]
-    return [*flags, *_QUIET, *_NO_LOGS, *filter(_is_override, rewritten)]
+    return rewritten
 
 
 def _is_override(argument: str) -> bool:
@@ -59,9 +65,19 @@ type Composed = tuple[dict[str, Any], dict[str, str], list[str]]
 
 
 def compose_config(overrides: Sequence[str]) -> Composed:
-    """What `paxserve run` would get for these overrides; see `read_config`."""
+    """What `paxserve run` would get for these overrides; see `read_config`.
+
+    Raises:
+        ValueError: an override that Hydra refuses, or as of `read_config`.
+    """
+    wrong = [override for override in overrides if not _is_override(override)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no override: write GROUP=CHOICE or GROUP.KEY=VALUE")
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config = compose("config", list(overrides), return_hydra_config=True)
+        try:
+            config = compose("config", _rewritten(overrides), return_hydra_config=True)
+        except HydraException as error:
+            raise ValueError(str(error)) from error
     groups = [str(key) for key in config if key != "hydra"]
     return read_config(OmegaConf.masked_copy(config, groups), config.hydra)
 
