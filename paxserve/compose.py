@@ -81,10 +81,11 @@ def load_policies(
     given, own = settings or {}, own or {}
     for axis, policy in own.items():
         _check_own(axis, policy)
-    named = {
-        axis: load(axis, names[axis], given.get(axis)) for axis in POLICY_AXES if axis not in own
-    }
-    return Policies(**named, **own)
+    made: dict[str, Any] = dict(own)
+    for axis in POLICY_AXES:
+        if axis not in made:
+            made[axis] = load(axis, names[axis], given.get(axis))
+    return Policies(**made)
 
 
 def _check_own(axis: str, policy: object) -> None:

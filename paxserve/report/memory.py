@@ -19,7 +19,7 @@ from matplotlib.patches import Patch
 
 from paxserve.report import style
 from paxserve.report.run_tables import RunTables
-from paxserve.report.style import Picture, legend_below, panels, title
+from paxserve.report.style import Picture, legend_below, panels, title, whole_numbers
 
 
 class Part(NamedTuple):
@@ -159,7 +159,7 @@ def _draw_batch(axis: Axes, run: RunTables) -> None:
         values = np.append(steps[column].to_numpy(), 0)[rows]
         axis.step(times, values, where="post", color=colour, linewidth=1.4, label=label)
     axis.set_ylim(bottom=0)
-    axis.yaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axis)
     axis.set_ylabel("requests")
     axis.legend(loc="upper right", frameon=True, framealpha=0.85, edgecolor="none", fontsize=9)
 

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 BLUE, SKY, GREEN, YELLOW = "#0072b2", "#56b4e9", "#009e73", "#f0e442"
 ORANGE, VERMILLION, PURPLE, BLACK = "#e69f00", "#d55e00", "#cc79a7", "#222222"
@@ -53,9 +54,14 @@ def plain(axis: Axes) -> Axes:
     for side in ("top", "right"):
         axis.spines[side].set_visible(False)
     axis.tick_params(labelsize=9)
-    axis.xaxis.label.set_size(10)
-    axis.yaxis.label.set_size(10)
+    axis.xaxis.label.set_fontsize(10)
+    axis.yaxis.label.set_fontsize(10)
     return axis
+
+
+def whole_numbers(axis: Axes) -> None:
+    """Ticks at whole numbers only, upwards."""
+    axis.yaxis.set_major_locator(MaxNLocator(nbins=8, integer=True))
 
 
 def title(axis: Axes, text: str) -> None:

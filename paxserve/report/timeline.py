@@ -13,7 +13,7 @@ from matplotlib.patches import Patch
 
 from paxserve.events import Kind
 from paxserve.report.run_tables import RunTables
-from paxserve.report.style import DEAD, IDLE, Picture, legend_below, panels, title
+from paxserve.report.style import DEAD, IDLE, Picture, legend_below, panels, title, whole_numbers
 
 type Colour = tuple[float, float, float, float]
 
@@ -102,7 +102,7 @@ def _draw(axis: Axes, line: Timeline, colours: dict[str, Colour]) -> None:
     )
     axis.set_ylabel("row")
     axis.set_ylim(line.num_rows - 0.5, -0.5)
-    axis.yaxis.get_major_locator().set_params(integer=True)
+    whole_numbers(axis)
     axis.spines["left"].set_visible(False)
 
 
