@@ -39,6 +39,7 @@ examples:
   paxserve run batching=my_module:MyBatching            a policy of your own
   paxserve plot DIR ...                                 pictures of saved runs
   paxserve trace DIR                                    a timeline for ui.perfetto.dev
+  paxserve buckets DIR --max-executables 6 --rerun      padded shapes that fit it better
   paxserve run --help                                   groups, choices and settings
 """
 

@@ -7,6 +7,8 @@ know: how anything is drawn or found; pandas and matplotlib are imported when a 
 import argparse
 from pathlib import Path
 
+from paxserve.terminal import Terminal
+
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the commands; each sets `act`, called with the arguments."""
@@ -19,9 +21,18 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     trace.add_argument("run", type=Path, metavar="RUN_DIR")
     trace.add_argument("--out", type=Path, help="file; default: trace.json.gz in the run directory")
     trace.set_defaults(act=_trace)
+    buckets = commands.add_parser("buckets", help="padded shapes that fit a saved run better")
+    buckets.add_argument("run", type=Path, metavar="RUN_DIR")
+    buckets.add_argument("--max-executables", type=int, required=True, metavar="N", help=_MOST)
+    buckets.add_argument("--row-weight", type=float, default=1.0, metavar="W", help=_WEIGHT)
+    buckets.add_argument("--rerun", action="store_true", help="run it again with the proposal")
+    buckets.add_argument("--out", type=Path, help="directory of the second run; default: a new one")
+    buckets.set_defaults(act=_buckets)
 
 
 _PICTURES = "timeline, blocks, memory, kv, latency or throughput; may be given again"
+_MOST = "most shapes, each one executable per kind of sampling (greedy, random, log-probabilities)"
+_WEIGHT = "what a row of padding costs, in tokens of padding; default: 1"
 
 
 def _plot(arguments: argparse.Namespace) -> None:
@@ -40,3 +51,17 @@ def _trace(arguments: argparse.Namespace) -> None:
     path = arguments.out or arguments.run / "trace.json.gz"
     num_events = write_trace(RunTables.read(arguments.run), path)
     print(f"{path}: {num_events} events; open it at https://ui.perfetto.dev")
+
+
+def _buckets(arguments: argparse.Namespace) -> None:
+    from paxserve.bucket_study import measured, print_study, run_again, study
+    from paxserve.report.run_tables import RunTables
+
+    run = RunTables.read(arguments.run)
+    found = study(run, max_shapes=arguments.max_executables, row_weight=arguments.row_weight)
+    if not arguments.rerun:
+        print_study(found, None)
+        return
+    path = run_again(run, found.plan, out=arguments.out, terminal=Terminal())
+    print_study(found, measured(RunTables.read(path)))
+    print(f"results: {path}")
