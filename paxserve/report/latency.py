@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 
 from paxserve.report import style
 from paxserve.report.run_tables import MissingData, RunTables, labels
@@ -19,6 +20,7 @@ PERCENTILES = (50, 90, 99)
 LATENCY = "mean_normalized_latency_s_per_token"
 THROUGHPUT = "request_throughput"
 _COMPLETED = ("stop", "length")
+_INCHES_PER_RUN = 0.3  # a line under each panel, and half a line in the legend
 
 
 def ttft_s(run: RunTables) -> np.ndarray:
@@ -37,7 +39,7 @@ def itl_s(run: RunTables) -> np.ndarray:
 
 def draw_latency(runs: Sequence[RunTables]) -> Picture:
     """Share of TTFTs and of ITLs up to a latency, a line per run, its percentiles marked."""
-    picture, (ttft, itl) = panels([4.6], columns=2)
+    picture, (ttft, itl) = panels([4.4 + _INCHES_PER_RUN * len(runs)], columns=2)
     _draw_distributions(ttft, [ttft_s(run) for run in runs])
     _draw_distributions(itl, [itl_s(run) for run in runs])
     title(ttft, runs[0].title if len(runs) == 1 else "Time to first token")
@@ -112,11 +114,18 @@ def _draw_distributions(axis: Axes, samples: Sequence[np.ndarray]) -> None:
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")
     else:
-        axis.set_xlim(left=0)
+        axis.set_xlim(0, 1.05 * max([sample[-1] for sample in known], default=1.0))
     axis.set_ylim(0, 1.02)
     axis.set_yticks([0, 0.25, 0.5, 0.75, 0.9, 0.99], ["0", "25", "50", "75", "90", "99"])
     axis.grid(color=style.GRID, linewidth=0.6)
-    axis.legend(loc="upper left", bbox_to_anchor=(-0.02, -0.14), frameon=False, fontsize=9)
+    under = ScaledTranslation(-0.1, -0.45, axis.figure.dpi_scale_trans)  # below the axis's label
+    axis.legend(
+        loc="upper left",
+        bbox_to_anchor=(0, 0),
+        bbox_transform=axis.transAxes + under,
+        frameon=False,
+        fontsize=9,
+    )
 
 
 class _Look(NamedTuple):

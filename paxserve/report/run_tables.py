@@ -162,15 +162,16 @@ def need(frame: pd.DataFrame, *columns: str, what: object) -> pd.DataFrame:
 
 
 def labels(runs: Sequence[RunTables]) -> list[str]:
-    """Short names that tell runs apart: the policies they differ in, or else the run's name."""
-    axes = dict.fromkeys(axis for run in runs for axis in run.policies)
-    chosen = [
-        {axis: _short(run.config.get("choices", {}).get(axis, "-")) for axis in axes}
+    """Names that tell runs apart, with the policies that not all of them have."""
+    shared = set.intersection(*(set(run.policies.items()) for run in runs)) if runs else set()
+    differing = [
+        ", ".join(choice for axis, choice in run.policies.items() if (axis, choice) not in shared)
         for run in runs
     ]
-    differing = [axis for axis in axes if len({choice[axis] for choice in chosen}) > 1]
-    found = [", ".join(choice[axis] for axis in differing) for choice in chosen]
-    return found if len(set(found)) == len(runs) > 1 else [run.name for run in runs]
+    return [
+        f"{run.name} ({policies})" if policies else run.name
+        for run, policies in zip(runs, differing, strict=True)
+    ]
 
 
 def _short(choice: str) -> str:

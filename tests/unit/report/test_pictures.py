@@ -141,7 +141,7 @@ def test_only_completed_requests_count(run):
 def test_percentiles_are_written_under_the_distributions(run, static):
     found = texts(draw_latency([run, static]))
     assert "p50 1.00 s  p90 5.00 s  p99 5.90 s" in found
-    assert "static, max, first_fit" in found
+    assert "static (static, max, first_fit)" in found
 
 
 def test_runs_of_the_same_policies_are_one_line(run, static):
