@@ -1,10 +1,12 @@
 """paxserve: continuous batching and PagedAttention as separate, swappable policies, on JAX.
 
-`from paxserve import LLM, SamplingParams` is the door for scripts and notebooks. `LLM` is looked up
-when it is first asked for, so that the scheduler, policies and the scripted executor can be
-imported and run without jax.
+`from paxserve import LLM, SamplingParams` is the door to a model, `paxserve.run` and
+`paxserve.compare` that to experiments. They are looked up when they are first asked for, so that
+the scheduler, policies and the scripted executor can be imported and run without jax, and without
+what only pictures and tables need.
 """
 
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from paxserve.outputs import CompletionOutput, RequestOutput
@@ -12,14 +14,30 @@ from paxserve.sampling_params import SamplingParams
 
 if TYPE_CHECKING:
     from paxserve.llm import LLM
+    from paxserve.notebook import Comparison, Result, compare, run
 
-__all__ = ["LLM", "CompletionOutput", "RequestOutput", "SamplingParams"]
+__all__ = [
+    "LLM",
+    "Comparison",
+    "CompletionOutput",
+    "RequestOutput",
+    "Result",
+    "SamplingParams",
+    "compare",
+    "run",
+]
 __version__ = "0.1.0"
+
+_LOOKED_UP = {
+    "LLM": "paxserve.llm",
+    "Comparison": "paxserve.notebook",
+    "Result": "paxserve.notebook",
+    "compare": "paxserve.notebook",
+    "run": "paxserve.notebook",
+}
 
 
 def __getattr__(name: str) -> Any:
-    if name == "LLM":
-        from paxserve.llm import LLM
-
-        return LLM
+    if name in _LOOKED_UP:
+        return getattr(import_module(_LOOKED_UP[name]), name)
     raise AttributeError(f"module 'paxserve' has no attribute {name!r}")

@@ -1,4 +1,4 @@
-"""The command line: `paxserve run`, `paxserve demo`.
+"""The command line: `paxserve run`, `paxserve demo`, and what reads saved runs.
 
 Owns: arguments, Hydra, progress bars, exit codes, and how errors read. In: argv. Out: tables,
 files, and 0, 1 (a run failed, or Hydra refused an override), 2 (wrong settings), 130 (interrupted).
@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from paxserve import __version__
+from paxserve import __version__, report_commands
 from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
@@ -37,6 +37,9 @@ examples:
       limits.max_model_len=1024                         a sweep
   paxserve run workload=jsonl workload.path=FILE.jsonl run_dir=DIR
   paxserve run batching=my_module:MyBatching            a policy of your own
+  paxserve plot DIR ...                                 pictures of saved runs
+  paxserve trace DIR                                    a timeline for ui.perfetto.dev
+  paxserve buckets DIR --max-executables 6 --rerun      padded shapes that fit it better
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -55,13 +58,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     commands.add_parser("run", help="run an experiment: Hydra overrides follow", add_help=False)
     demo = commands.add_parser("demo", help="static against continuous batching, one table")
     demo.add_argument("--out", type=Path, default=None, help="directory for the results")
+    demo.set_defaults(act=_demo)
+    report_commands.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = parser.parse_args(arguments)
-    from paxserve.demo import demo as run_demo
-
     try:
-        run_demo(known.out, terminal=Terminal())
+        known.act(known)
     except USER_ERRORS as error:
         _note_failure(error, None)
         return 2
@@ -69,6 +72,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         print("paxserve: interrupted", file=sys.stderr)
         return 130
     return 0
+
+
+def _demo(arguments: argparse.Namespace) -> None:
+    from paxserve.demo import demo
+
+    demo(arguments.out, terminal=Terminal())
 
 
 def run_command(overrides: Sequence[str]) -> int:

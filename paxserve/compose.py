@@ -18,7 +18,17 @@ from typing import Any
 from paxserve.policies import Policies
 from paxserve.workload import Workload
 
-POLICY_AXES = ("admission", "batching", "reservation", "placement", "victim", "preemption")
+POLICY_AXES = (
+    "admission",
+    "batching",
+    "reservation",
+    "placement",
+    "prefix_cache",
+    "eviction",
+    "victim",
+    "preemption",
+)
+GATE = "gate"  # the one axis of which several, or none, can be chosen
 WORKLOAD_AXES = ("workload", "workload/arrivals", "workload/lengths", "workload/content")
 
 
@@ -73,12 +83,36 @@ def load(axis: str, name: str, settings: Mapping[str, Any] | None = None) -> Any
 
 
 def load_policies(
-    names: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]] | None = None
+    names: Mapping[str, str],
+    settings: Mapping[str, Mapping[str, Any]] | None = None,
+    *,
+    own: Mapping[str, object] | None = None,
 ) -> Policies:
-    """One policy per axis of `POLICY_AXES`."""
-    given = settings or {}
-    made = {axis: load(axis, names[axis], given.get(axis)) for axis in POLICY_AXES}
-    return Policies(**made)
+    """One policy per axis of `POLICY_AXES`, and the gates.
+
+    Args:
+        names: the choice per axis; for `gate` names with commas between, or nothing.
+        settings: per axis, and per gate as `gate.NAME`.
+        own: policy objects that take the place of what is named; for `gate` one or a list.
+
+    Raises:
+        ValueError: `own` has something that is no policy; otherwise as of `load`.
+    """
+    given, own = settings or {}, own or {}
+    for axis, policy in own.items():
+        for one in _listed(policy) if axis == GATE else [policy]:
+            _check_own(axis, one)
+    made: dict[str, Any] = {axis: own[axis] for axis in POLICY_AXES if axis in own}
+    for axis in POLICY_AXES:
+        if axis not in made:
+            made[axis] = load(axis, names[axis], given.get(axis))
+    gates: list[Any] = [
+        load(GATE, name, given.get(f"{GATE}.{name}"))
+        for name in filter(None, names.get(GATE, "").split(","))
+    ]
+    if GATE in own:
+        gates = _listed(own[GATE])
+    return Policies(**made, gates=tuple(gates))
 
 
 def load_workload(names: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]]) -> Workload:
@@ -105,6 +139,21 @@ def dotted(axis: str) -> str:
 
 def _package(axis: str) -> str:
     return f"paxserve.{dotted(axis)}"
+
+
+def _listed(gates: object) -> list[Any]:
+    return list(gates) if isinstance(gates, list | tuple) else [gates]
+
+
+def _check_own(axis: str, policy: object) -> None:
+    if axis not in (*POLICY_AXES, GATE):
+        known = ", ".join((*POLICY_AXES, GATE))
+        raise ValueError(f"there is no axis {axis!r}; there are {known}")
+    if isinstance(policy, type) or not dataclasses.is_dataclass(policy):
+        raise ValueError(
+            f"{axis} must be an object of a dataclass, so that results can say what it was, "
+            f"got {policy!r}"
+        )
 
 
 def _public_classes(module: ModuleType) -> list[type]:

@@ -8,8 +8,9 @@ from pathlib import Path
 
 from paxserve.experiment import Run, run
 from paxserve.hydra_config import compose_config
+from paxserve.report.run_tables import RunTables
 from paxserve.report.table import print_table
-from paxserve.report.timeline import draw, timeline
+from paxserve.report.timeline import draw_timelines
 from paxserve.results import new_run_dir, write_results, write_text
 from paxserve.terminal import Terminal
 
@@ -36,15 +37,8 @@ def demo(out: Path | None, *, terminal: Terminal) -> None:
         terminal.say(f"{name}: experiment={experiment}")
         runs[name] = _run(experiment, path / experiment, terminal)
     picture, texts = path / "timeline.png", path / "texts.md"
-    draw(
-        {
-            name: timeline(
-                done.engine.events, done.engine.steps, num_rows=done.engine.limits.max_num_seqs
-            )
-            for name, done in runs.items()
-        },
-        picture,
-    )
+    saved = [RunTables.read(path / RUNS[name], name=name) for name in runs]
+    draw_timelines(saved).save(picture)
     write_text(texts, _texts(next(reversed(runs.values()))))
     print_table({name: done.summary for name, done in runs.items()})
     for name, done in runs.items():

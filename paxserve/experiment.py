@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from paxserve.assemble import real_engine, scripted_engine
-from paxserve.compose import POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
+from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
 from paxserve.executor.scripted import Scripted
 from paxserve.intake import InvalidRequest
@@ -52,6 +52,7 @@ def run(
     explicit: Iterable[str],
     say: Say,
     progress: Progress,
+    policies: Mapping[str, object] | None = None,
 ) -> Run:
     """Run one experiment.
 
@@ -61,6 +62,7 @@ def run(
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
         progress: called with (what, done, total).
+        policies: axis -> a policy object, in place of what was chosen for that axis.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -72,14 +74,14 @@ def run(
     seed = config.get("seed", 0)
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
-    policies = _policies(knobs, choices)
+    composed = _policies(knobs, choices, policies or {})
     workload = _workload(knobs, choices)
     params = _sampling(knobs, has_model=choices["executor"] != "scripted")
     if choices["executor"] == "scripted":
-        engine, tokenizer, device = _scripted(knobs, policies, seed, say), None, None
+        engine, tokenizer, device = _scripted(knobs, composed, seed, say), None, None
         vocab_size = knobs.section("executor")["vocab_size"]
     else:
-        engine, model, device = _real(knobs, policies, seed, say)
+        engine, model, device = _real(knobs, composed, seed, say)
         vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
     knobs.check_all_read()
     vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
@@ -133,10 +135,22 @@ def _workload(knobs: Knobs, choices: Mapping[str, str]) -> Workload:
     return load_workload(choices, {axis: knobs.section(dotted(axis)) for axis in axes})
 
 
-def _policies(knobs: Knobs, choices: Mapping[str, str]) -> Policies:
-    for axis in POLICY_AXES:
-        knobs.chosen(axis)
-    return load_policies(choices, {axis: knobs.section(axis) for axis in POLICY_AXES})
+def _policies(knobs: Knobs, choices: Mapping[str, str], own: Mapping[str, object]) -> Policies:
+    """What is set for an axis that has a policy object stays unread, and so does what the other
+    choices leave without a use.
+    """
+    gates = [f"{GATE}.{name}" for name in filter(None, choices.get(GATE, "").split(","))]
+    settings = {axis: knobs.plain(axis) for axis in (*POLICY_AXES, *gates)}
+    policies = load_policies(choices, settings, own=own)
+    unused = set(own)
+    if not policies.prefix_cache.shares:
+        unused.add("eviction")
+    if not policies.can_preempt and not knobs.plain("limits").get("preempt_every_steps"):
+        unused |= {"victim", "preemption"}
+    for axis in (*POLICY_AXES, GATE):
+        if axis not in unused:
+            knobs.used(axis)
+    return policies
 
 
 def _sampling(knobs: Knobs, *, has_model: bool) -> SamplingParams:

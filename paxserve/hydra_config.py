@@ -11,11 +11,12 @@ from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from paxserve.compose import POLICY_AXES, WORKLOAD_AXES, dotted
+from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted
 
-_CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, *WORKLOAD_AXES))})=([\w.]+:\w+)")
+_CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, GATE, *WORKLOAD_AXES))})=([\w.]+:\w+)")
 _SLASH = "__"  # stands for the / of workload/arrivals inside a key
 _QUIET = (
     "hydra.run.dir=.",
@@ -37,6 +38,13 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
     """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
     Hydra is told to leave no files of its own.
     """
+    rewritten = _rewritten(overrides)
+    # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
+    flags = [argument for argument in rewritten if not _is_override(argument)]
+    return [*flags, *_QUIET, *_NO_LOGS, *filter(_is_override, rewritten)]
+
+
+def _rewritten(overrides: Sequence[str]) -> list[str]:
     custom = {found[1] for found in map(_CUSTOM.fullmatch, overrides) if found}
     rewritten = []
     for override in overrides:
@@ -48,9 +56,7 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
             rewritten.append(f"++{override}")
         else:
             rewritten.append(override)
-    # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
-    flags = [argument for argument in rewritten if not _is_override(argument)]
-    return [*flags, *_QUIET, *_NO_LOGS, *filter(_is_override, rewritten)]
+    return rewritten
 
 
 def _is_override(argument: str) -> bool:
@@ -61,9 +67,19 @@ type Composed = tuple[dict[str, Any], dict[str, str], list[str]]
 
 
 def compose_config(overrides: Sequence[str]) -> Composed:
-    """What `paxserve run` would get for these overrides; see `read_config`."""
+    """What `paxserve run` would get for these overrides; see `read_config`.
+
+    Raises:
+        ValueError: an override that Hydra refuses, or as of `read_config`.
+    """
+    wrong = [override for override in overrides if not _is_override(override)]
+    if wrong:
+        raise ValueError(f"{wrong[0]!r} is no override: write GROUP=CHOICE or GROUP.KEY=VALUE")
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
-        config = compose("config", list(overrides), return_hydra_config=True)
+        try:
+            config = compose("config", _rewritten(overrides), return_hydra_config=True)
+        except HydraException as error:
+            raise ValueError(str(error)) from error
     groups = [str(key) for key in config if key != "hydra"]
     return read_config(OmegaConf.masked_copy(config, groups), config.hydra)
 
@@ -92,7 +108,8 @@ def read_config(config: DictConfig, hydra_config: Any) -> Composed:
     for axis in custom:
         _forget_replaced(plain, choices, axis, explicit)
     settings = [key for key in explicit if not _is_no_setting(key)]
-    return plain, {**choices, **custom}, settings
+    gates = [*(plain.get(GATE) or {}), *filter(None, [custom.pop(GATE, None)])]
+    return plain, {**choices, **custom, GATE: ",".join(gates)}, settings
 
 
 def _forget_replaced(

@@ -41,6 +41,11 @@ class Policies:
         """
         return self.reservation.grows and not self.placement.contiguous
 
+    @property
+    def can_preempt(self) -> bool:
+        """Whether a running request may have to make way."""
+        return self.reservation.grows or self.admission.displaces_running
+
     def check(self, limits: Limits) -> None:
         """Refuse combinations that cannot run.
 

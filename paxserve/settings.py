@@ -5,6 +5,7 @@ know: Hydra, jax.
 """
 
 import dataclasses
+import math
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +25,9 @@ class EngineSettings:
         kv_cache_memory_bytes: exactly this much KV instead.
         num_blocks_override: blocks the host may hand out, null block included; the device's pool
             and so the compiled shapes stay as they are.
+        swap_space_gib: memory of the host to which preempted requests may be swapped out.
+        num_host_blocks_override: exactly so many host blocks instead.
+        preempt_every_steps: preempt one request every so many steps, memory short or not; 0 never.
         row_buckets, token_buckets: padded shapes; empty: three rungs each.
         kernel: attention backend, or auto.
         strict: a compilation after warm-up is an error.
@@ -39,6 +43,9 @@ class EngineSettings:
     memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     num_blocks_override: int | None = None
+    swap_space_gib: float = 0.0
+    num_host_blocks_override: int | None = None
+    preempt_every_steps: int = 0
     row_buckets: tuple[int, ...] = ()
     token_buckets: tuple[int, ...] = ()
     kernel: str = "auto"
@@ -48,7 +55,7 @@ class EngineSettings:
         """Check each value by itself; `Limits` and the policies check them together."""
         for name, low in _LOWEST.items():
             value = getattr(self, name)
-            is_unset = value is None and name not in ("max_num_seqs", "block_size")
+            is_unset = value is None and name not in _REQUIRED
             if not is_unset and not _is_integer(value, low):
                 raise ValueError(f"{name} must be an integer of at least {low}, got {value!r}")
         for name in ("row_buckets", "token_buckets"):
@@ -58,6 +65,7 @@ class EngineSettings:
         share = self.memory_utilization
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise ValueError(f"memory_utilization must be in (0, 1], got {share!r}")
+        _check_swap_space(self.swap_space_gib)
         if not isinstance(self.strict, bool):
             raise ValueError(f"strict must be true or false, got {self.strict!r}")
 
@@ -69,7 +77,16 @@ _LOWEST = {
     "block_size": 1,
     "kv_cache_memory_bytes": 1,
     "num_blocks_override": 2,
+    "num_host_blocks_override": 0,
+    "preempt_every_steps": 0,
 }
+_REQUIRED = ("max_num_seqs", "block_size", "preempt_every_steps")
+
+
+def _check_swap_space(gib: object) -> None:
+    is_number = isinstance(gib, int | float) and not isinstance(gib, bool)
+    if not is_number or not 0 <= gib < math.inf:  # type: ignore[operator]
+        raise ValueError(f"swap_space_gib must be a number of GiB >= 0, got {gib!r}")
 
 
 def _is_integer(value: object, low: int) -> bool:
@@ -111,10 +128,18 @@ class Knobs:
         """A group, empty if the config has none of that name; `workload.arrivals` lies in
         `workload`.
         """
+        return Section(name, self.plain(name), self._read)
+
+    def plain(self, name: str) -> dict[str, Any]:
+        """A group's values, without saying that they are read."""
         values: Any = self._values
         for part in name.split("."):
             values = values.get(part) or {}
-        return Section(name, values, self._read)
+        return dict(values)
+
+    def used(self, name: str) -> None:
+        """A group was used, with every key that it has."""
+        self._read |= {name, *(f"{name}.{key}" for key in self.plain(name))}
 
     def chosen(self, name: str) -> None:
         """The choice made for a group was used, even if it has no keys."""

@@ -9,11 +9,12 @@ from tqdm import tqdm
 
 
 class Terminal:
-    """One bar at a time. Bars appear after a second, and only where standard error is a terminal;
-    messages always.
+    """One bar at a time. Bars appear after a second, and only where standard error is a terminal or
+    a notebook's; messages always.
     """
 
     def __init__(self) -> None:
+        self._is_watched = sys.stderr.isatty() or "ipykernel" in sys.modules
         self._bar: tqdm | None = None
         self._what = ""
 
@@ -25,7 +26,7 @@ class Terminal:
             self._bar = tqdm(
                 desc=what,
                 total=total,
-                disable=not sys.stderr.isatty(),
+                disable=not self._is_watched,
                 delay=1.0,
                 dynamic_ncols=True,
                 file=sys.stderr,

@@ -1,1 +1,1 @@
-"""What people look at: tables and pictures made from the records of runs."""
+"""What people look at: tables and pictures made from the saved tables of runs."""

@@ -1,21 +1,24 @@
 """The row timeline: lines are rows of the batch, colours are requests, grey is dead or idle.
 
-Owns: how occupancy follows from the event log, and the picture. In: events and step records. Out: a
-PNG. Must not know: policies.
+Owns: how occupancy follows from the decision log, and the picture. In: saved tables. Out: a
+picture. Must not know: policies.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from paxserve.events import Event, Kind
-from paxserve.records import StepRecord
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.patches import Patch
+
+from paxserve.events import Kind
+from paxserve.report.run_tables import RunTables
+from paxserve.report.style import DEAD, IDLE, Picture, legend_below, panels, title, whole_numbers
 
 type Colour = tuple[float, float, float, float]
 
-DEAD = "#8c8c8c"
-IDLE = "#e4e4e4"
 BAR_HEIGHT = 0.86
+MOST_INCHES = 6.0
 
 
 class Stay(NamedTuple):
@@ -36,98 +39,78 @@ class Timeline(NamedTuple):
     stays: tuple[Stay, ...]
 
 
-def timeline(events: Iterable[Event], steps: Sequence[StepRecord], *, num_rows: int) -> Timeline:
+def timeline(run: RunTables) -> Timeline:
     """Who was in which row when."""
-    log = list(events)
-    origin_s = min((event.time_s for event in log if event.kind is Kind.ARRIVED), default=0.0)
-    last_s = steps[-1].start_s + steps[-1].duration_s if steps else origin_s
-    open_stays: dict[int, tuple[str, float, float | None]] = {}
+    log = run.need("decisions", "time_s", "kind", "request_id", "row")
+    open_stays: dict[int, Stay] = {}
     stays = []
-    for event in log:
-        time_s = event.time_s - origin_s
-        if event.kind is Kind.ENTERED:
-            open_stays[event.row] = (event.request_id, time_s, None)
-        elif event.kind is Kind.FINISHED and event.row in open_stays:
-            request_id, start_s, _ = open_stays[event.row]
-            open_stays[event.row] = (request_id, start_s, time_s)
+    for event in log.itertuples():
+        row, time_s = event.row, event.time_s - run.origin_s
+        if event.kind == Kind.ENTERED:
+            open_stays[row] = Stay(row, event.request_id, time_s, -1.0, -1.0)
+        elif row not in open_stays:
+            continue  # it entered in a step that failed, or the event is of no row
+        elif event.kind == Kind.FINISHED:
+            open_stays[row] = open_stays[row]._replace(finished_s=time_s)
         elif event.kind in (Kind.PREEMPTED, Kind.RELEASED):
-            if event.row not in open_stays:
-                continue  # it entered in a step that failed
-            request_id, start_s, finished_s = open_stays.pop(event.row)
-            lived_until_s = time_s if finished_s is None else finished_s
-            stays.append(Stay(event.row, request_id, start_s, lived_until_s, time_s))
-    return Timeline(num_rows, last_s - origin_s, tuple(stays))
+            stay = open_stays.pop(row)
+            lived_until_s = time_s if stay.finished_s < 0 else stay.finished_s
+            stays.append(stay._replace(finished_s=lived_until_s, end_s=time_s))
+    return Timeline(run.limit("max_num_seqs"), run.end_s, tuple(stays))
 
 
-def draw(timelines: Mapping[str, Timeline], path: Path) -> None:
-    """Draw runs one under another on a common time axis."""
-    import matplotlib as mpl
+def draw_timelines(runs: Sequence[RunTables]) -> Picture:
+    """Runs one under another on a common time axis."""
+    lines = [timeline(run) for run in runs]
+    colours = request_colours(runs)
+    picture, axes = panels([_inches(line.num_rows) for line in lines], share_x=True)
+    for axis, run, line in zip(axes, runs, lines, strict=True):
+        _draw(axis, line, colours)
+        title(axis, f"{run.title}: done after {line.end_s:.1f} s")
+    axes[-1].set_xlim(0, max(line.end_s for line in lines) or 1.0)
+    axes[-1].set_xlabel("seconds since the first arrival")
+    a_request = Patch(color=next(iter(colours.values()), IDLE), label="a request, one colour each")
+    dead = Patch(color=DEAD, label="dead: finished, row and memory still held")
+    legend_below(picture, [a_request, dead, Patch(color=IDLE, label="idle")], columns=3)
+    return picture
 
-    mpl.use("Agg")
-    from matplotlib import pyplot as plt
-    from matplotlib.patches import Patch
 
-    colours = _colours(timelines)
-    end_s = max(line.end_s for line in timelines.values())
-    heights = [line.num_rows for line in timelines.values()]
-    figure, axes = plt.subplots(
-        len(timelines),
-        1,
-        sharex=True,
-        squeeze=False,
-        figsize=(12, 1.6 + 0.19 * sum(heights)),
-        gridspec_kw={"height_ratios": heights},
-        layout="constrained",
+def _inches(num_rows: int) -> float:
+    return min(0.8 + 0.19 * num_rows, MOST_INCHES)
+
+
+def _draw(axis: Axes, line: Timeline, colours: dict[str, Colour]) -> None:
+    """Two calls for all bars: runs have thousands."""
+    axis.barh(range(line.num_rows), line.end_s, color=IDLE, height=BAR_HEIGHT, linewidth=0)
+    axis.barh(
+        [stay.row for stay in line.stays],
+        [stay.finished_s - stay.start_s for stay in line.stays],
+        left=[stay.start_s for stay in line.stays],
+        color=[colours[stay.request_id] for stay in line.stays],
+        height=BAR_HEIGHT,
+        edgecolor="white",
+        linewidth=0.4,
     )
-    for axis, (name, line) in zip(axes[:, 0], timelines.items(), strict=True):
-        for row in range(line.num_rows):
-            axis.barh(row, line.end_s, color=IDLE, height=BAR_HEIGHT, linewidth=0)
-        for stay in line.stays:
-            lived = stay.finished_s - stay.start_s
-            axis.barh(
-                stay.row,
-                lived,
-                left=stay.start_s,
-                color=colours[stay.request_id],
-                height=BAR_HEIGHT,
-                edgecolor="white",
-                linewidth=0.4,
-            )
-            axis.barh(
-                stay.row,
-                stay.end_s - stay.finished_s,
-                left=stay.finished_s,
-                color=DEAD,
-                height=BAR_HEIGHT,
-                linewidth=0,
-            )
-        axis.set_title(f"{name}: done after {line.end_s:.0f} s", loc="left", fontsize=11)
-        axis.set_ylabel("row")
-        axis.set_ylim(line.num_rows - 0.5, -0.5)
-        axis.set_xlim(0, end_s)
-        for side in ("top", "right", "left"):
-            axis.spines[side].set_visible(False)
-    axes[-1, 0].set_xlabel("seconds since the first arrival")
-    figure.legend(
-        handles=[
-            Patch(color=colours[next(iter(colours))], label="a request, one colour each"),
-            Patch(color=DEAD, label="dead: finished, row and memory still held"),
-            Patch(color=IDLE, label="idle"),
-        ],
-        loc="outside lower left",
-        ncol=3,
-        frameon=False,
-        fontsize=9,
+    dead = [stay for stay in line.stays if stay.end_s > stay.finished_s]
+    axis.barh(
+        [stay.row for stay in dead],
+        [stay.end_s - stay.finished_s for stay in dead],
+        left=[stay.finished_s for stay in dead],
+        color=DEAD,
+        height=BAR_HEIGHT,
+        linewidth=0,
     )
-    figure.savefig(path, dpi=120)
-    plt.close(figure)
+    axis.set_ylabel("row")
+    axis.set_ylim(line.num_rows - 0.5, -0.5)
+    whole_numbers(axis)
+    axis.spines["left"].set_visible(False)
 
 
-def _colours(timelines: Mapping[str, Timeline]) -> dict[str, Colour]:
-    """A colour per request, the same in every run; neighbours differ."""
-    import matplotlib as mpl
-
-    ids = list(dict.fromkeys(s.request_id for line in timelines.values() for s in line.stays))
+def request_colours(runs: Iterable[RunTables]) -> dict[str, Colour]:
+    """A colour per request, the same in every run and picture; neighbours differ."""
     palette = mpl.colormaps["turbo"]
     golden = 0.618033988749895
+    ids = dict.fromkeys(
+        name for run in runs for name in run.need("requests", "request_id").request_id
+    )
     return {name: palette(0.08 + 0.84 * (i * golden % 1.0)) for i, name in enumerate(ids)}
