@@ -14,7 +14,7 @@ from paxserve.models.load import LoadedModel
 from paxserve.notices import Notices, Say
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings
-from paxserve.sizing import pool_size
+from paxserve.sizing import num_host_blocks, pool_size
 
 DEFAULT_BUDGET = 512
 
@@ -66,7 +66,15 @@ def real_engine(
         memory_utilization=settings.memory_utilization,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
     )
-    limits = _limits(settings, max_model_len, budget, num_device_blocks=size.num_blocks)
+    limits = _limits(
+        settings,
+        max_model_len,
+        budget,
+        num_device_blocks=size.num_blocks,
+        num_host_blocks=num_host_blocks(
+            settings.swap_space_gib, bytes_per_block=size.bytes_per_block
+        ),
+    )
     policies.check(limits)
     say(f"kernel: {backend} on {platform}")
     say(str(size) + _override_note(settings))
@@ -76,6 +84,8 @@ def real_engine(
         limits=limits,
         buckets=_buckets(settings, limits),
         num_device_blocks=size.num_blocks,
+        num_host_blocks=limits.num_host_blocks,
+        copies=policies.shares,
         backend=backend,
         strict=settings.strict,
     )
@@ -120,12 +130,21 @@ def scripted_engine(
     max_model_len = settings.max_model_len
     budget = _budget(settings, policies, max_model_len)
     limits = _limits(
-        settings, max_model_len, budget, num_device_blocks=settings.num_blocks_override
+        settings,
+        max_model_len,
+        budget,
+        num_device_blocks=settings.num_blocks_override,
+        num_host_blocks=0,
     )
     return Engine(
         limits=limits,
         policies=policies,
-        executor=Scripted(limits=limits, vocab_size=vocab_size, step_s=step_s),
+        executor=Scripted(
+            limits=limits,
+            vocab_size=vocab_size,
+            step_s=step_s,
+            num_host_blocks=limits.num_host_blocks,
+        ),
         clock=VirtualClock(),
         intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
@@ -136,7 +155,7 @@ def _notices(policies: Policies, *, status: Say | None, say: Say) -> Notices:
     return Notices(
         status=status,
         warn=lambda message: say(f"warning: {message}"),
-        can_preempt=policies.reservation.grows,
+        can_preempt=policies.can_preempt,
     )
 
 
@@ -156,7 +175,12 @@ def _budget(settings: EngineSettings, policies: Policies, max_model_len: int) ->
 
 
 def _limits(
-    settings: EngineSettings, max_model_len: int, budget: int, *, num_device_blocks: int
+    settings: EngineSettings,
+    max_model_len: int,
+    budget: int,
+    *,
+    num_device_blocks: int,
+    num_host_blocks: int,
 ) -> Limits:
     num_blocks = settings.num_blocks_override
     if num_blocks is None:
@@ -173,6 +197,10 @@ def _limits(
         max_model_len=max_model_len,
         block_size=settings.block_size,
         num_blocks=num_blocks,
+        num_host_blocks=num_host_blocks
+        if settings.num_host_blocks_override is None
+        else settings.num_host_blocks_override,
+        preempt_every_steps=settings.preempt_every_steps,
     )
 
 

@@ -22,7 +22,7 @@ from paxserve.waiting import WaitingQueue
 class Batch:
     """Every live request is in exactly one of `waiting`, `running`, `finished`. `ended` collects
     those that finished until somebody takes them; `dead` are sequences that ended before their
-    request did, and are not released yet.
+    request did, and are not released yet. `num_hit_tokens` were found in the prefix cache so far.
 
     Invariants: the rows of running and finished sequences and the free rows are all rows, once
     each; a block is held by as many tables as it has references; a waiting request holds neither
@@ -46,6 +46,7 @@ class Batch:
         self.requests: dict[str, Request] = {}
         self.by_sequence: dict[int, tuple[Request, Sequence]] = {}
         self.free_rows = list(range(limits.max_num_seqs))
+        self.num_hit_tokens = 0
         self._num_admitted = 0
         self._events = events
 

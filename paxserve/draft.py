@@ -75,6 +75,7 @@ class StepDraft:
             batch.give_back_host_blocks(request)
             num_known = sum([sequence.num_entry_tokens for sequence in request.live])
             request.num_hit_tokens += request.num_cached_tokens
+            batch.num_hit_tokens += request.num_cached_tokens
             request.num_recomputed_tokens += max(
                 0, request.num_lost_tokens - request.num_cached_tokens
             )

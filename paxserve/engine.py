@@ -150,6 +150,7 @@ class Engine:
         """Requests that got a token, and the slot counts, None when nothing was to be computed."""
         scheduler, clock, batch = self.scheduler, self.clock, self.scheduler.batch
         scheduler.retire()
+        num_hit, num_evicted = batch.num_hit_tokens, batch.pool.num_evicted
         start_s = clock.now_s()
         plan = scheduler.plan(now_s=start_s)
         if plan is None:
@@ -166,11 +167,22 @@ class Engine:
             num_compiles=result.num_compiles,
             num_rows=len(plan.rows),
             num_tokens=plan.num_tokens,
+            num_blocks=plan.num_blocks(self.limits.block_size),
             padded_rows=result.padded_rows,
             padded_tokens=result.padded_tokens,
+            padded_blocks=result.padded_rows * self.limits.blocks_per_row,
             num_running=len(batch.running),
             num_held=len(batch.finished),
             num_waiting=len(batch.waiting),
+            num_cached_tokens=batch.num_hit_tokens - num_hit,
+            num_evicted=batch.pool.num_evicted - num_evicted,
+            num_copied=len(plan.copies),
+            num_swapped_out=len(plan.swap_out),
+            num_swapped_in=len(plan.swap_in),
+            swap_bytes=result.swap_bytes,
+            num_used_blocks=batch.pool.num_held,
+            num_shared_owners=self.ledger.num_shared_owners[-1],
+            largest_free_run=self.ledger.largest_free_run,
         )
         self.steps.append(record)
         progressed = scheduler.apply(

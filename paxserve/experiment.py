@@ -160,6 +160,7 @@ def _sampling(knobs: Knobs, *, has_model: bool) -> SamplingParams:
     is_greedy = section.get("temperature", 1.0) == 0
     unread: tuple[str, ...] = ("top_k", "top_p", "min_p", "seed") if is_greedy else ()
     unread += () if has_model else ("logprobs",)
+    unread += () if section.get("beam_width") else ("length_penalty",)
     return from_section(SamplingParams, section, unread=unread)
 
 
@@ -177,7 +178,10 @@ def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine
     limits, executor = knobs.section("limits"), knobs.section("executor")
     settings = _settings(
         knobs,
-        unread=("memory_utilization",) if limits.get("kv_cache_memory_bytes") else (),
+        unread=(
+            *(("memory_utilization",) if limits.get("kv_cache_memory_bytes") else ()),
+            *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),
+        ),
         kernel=knobs.section("kernel")["backend"],
         strict=executor["strict"],
     )
@@ -194,7 +198,14 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
     executor = knobs.section("executor")
     settings = _settings(
         knobs,
-        unread=("memory_utilization", "kv_cache_memory_bytes", "row_buckets", "token_buckets"),
+        unread=(
+            "memory_utilization",
+            "kv_cache_memory_bytes",
+            "row_buckets",
+            "token_buckets",
+            *(() if policies.preemption.swaps else ("num_host_blocks_override",)),
+            "swap_space_gib",
+        ),
     )
     return scripted_engine(
         settings=settings,

@@ -68,6 +68,7 @@ class Ledger:
 
     def __init__(self, batch: Batch) -> None:
         self.num_shared_owners: list[int] = []
+        self.largest_free_run = -1
         self._batch = batch
         self._steps: list[SlotCounts] = []
         self._promises: dict[Sequence, list[_Promise]] = {}
@@ -107,6 +108,8 @@ class Ledger:
             )
         self._steps.append(counts)
         self.num_shared_owners.append(pool.num_extra_refs * block_size)
+        if batch.policies.placement.contiguous:
+            self.largest_free_run = pool.free_space.largest_free_run()
         return counts
 
     def steps(self) -> list[SlotCounts]:

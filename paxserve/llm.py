@@ -42,8 +42,10 @@ class LLM:
         dtype: of parameters and KV, float32 or bfloat16.
         seed: of random weights, and of requests that bring no seed.
         enable_chunked_prefill: True (the default) is batching chunked_prefill, False textbook.
-        admission, batching, reservation, placement, victim, preemption: a policy's name, a
-            `package.module:Class`, or a policy object.
+        enable_prefix_caching: True is prefix_cache hash_chain, False (the default) none.
+        admission, batching, reservation, placement, prefix_cache, eviction, victim, preemption: a
+            policy's name, a `package.module:Class`, or a policy object.
+        gate: the same, or a list of them; none by default.
         settings: any field of `EngineSettings`: `max_num_seqs`, `max_num_batched_tokens`,
             `max_model_len`, `block_size`, `memory_utilization`, `kv_cache_memory_bytes`,
             `num_blocks_override`, `kernel`, ...
@@ -61,12 +63,16 @@ class LLM:
         dtype: str = "float32",
         seed: int = 0,
         enable_chunked_prefill: bool | None = None,
+        enable_prefix_caching: bool | None = None,
         admission: str | Any = "fcfs",
         batching: str | Any = None,
         reservation: str | Any = "on_demand",
         placement: str | Any = "paged",
+        prefix_cache: str | Any = None,
+        eviction: str | Any = "lru",
         victim: str | Any = "newest",
         preemption: str | Any = "recompute",
+        gate: str | Any | Sequence[str | Any] = (),
         **settings: Any,
     ) -> None:
         known = {field.name for field in dataclasses.fields(EngineSettings)}
@@ -74,6 +80,11 @@ class LLM:
             raise TypeError(f"LLM has no setting {unknown}; it has {sorted(known)}")
         if batching is not None and enable_chunked_prefill is not None:
             raise ValueError("batching and enable_chunked_prefill both say how prompts are batched")
+        if prefix_cache is not None and enable_prefix_caching is not None:
+            raise ValueError("prefix_cache and enable_prefix_caching both say what is found again")
+        if prefix_cache is None:
+            prefix_cache = "hash_chain" if enable_prefix_caching else "none"
+        gates = list(gate) if isinstance(gate, list | tuple) else [gate]
         if {"memory_utilization", "kv_cache_memory_bytes"} <= set(settings):
             raise ValueError("memory_utilization and kv_cache_memory_bytes both size the KV pool")
         if batching is None:
@@ -85,7 +96,10 @@ class LLM:
             reservation=_policy("reservation", reservation),
             placement=_policy("placement", placement),
             victim=_policy("victim", victim),
+            prefix_cache=_policy("prefix_cache", prefix_cache),
+            eviction=_policy("eviction", eviction),
             preemption=_policy("preemption", preemption),
+            gates=tuple([_policy("gate", one) for one in gates]),
         )
         loaded = load_model(model, dtype=dtype, seed=seed)
         self.tokenizer: Tokenizer | None = loaded.tokenizer

@@ -30,6 +30,8 @@ VARIANTS = tuple(Variant)
 
 def variant_of(sampling: RowSampling | SamplingParams) -> Variant:
     """The variant that one row asks for; a step runs the last of its rows' variants."""
+    if isinstance(sampling, SamplingParams) and sampling.beam_width:
+        return Variant.LOGPROBS
     num_logprobs = sampling.num_logprobs if isinstance(sampling, RowSampling) else sampling.logprobs
     if num_logprobs is not None and num_logprobs >= 0:
         return Variant.LOGPROBS

@@ -4,7 +4,16 @@ from typing import NamedTuple
 
 
 class StepRecord(NamedTuple):
-    """One executed step. `duration_s` includes `compile_s`; times are the engine clock's."""
+    """One executed step. `duration_s` includes `compile_s`; times are the engine clock's.
+
+    num_rows, num_tokens, num_blocks: really computed, and blocks read through the tables. padded_*:
+    of the shape that ran; `padded_blocks` is rows times the width of the table, which is moved but
+    not read. num_running, num_waiting: requests; num_held: finished, not released.
+    num_cached_tokens: found in the prefix cache by requests that entered in this step.
+    num_evicted, num_copied, num_swapped_out, num_swapped_in: blocks. num_used_blocks: held by
+    somebody, each once. num_shared_owners: slots of shared blocks, once per holder beyond the
+    first. largest_free_run: blocks, -1 where any free block will do.
+    """
 
     step_id: int
     start_s: float
@@ -13,8 +22,19 @@ class StepRecord(NamedTuple):
     num_compiles: int
     num_rows: int
     num_tokens: int
+    num_blocks: int
     padded_rows: int
     padded_tokens: int
+    padded_blocks: int
     num_running: int
     num_held: int
     num_waiting: int
+    num_cached_tokens: int
+    num_evicted: int
+    num_copied: int
+    num_swapped_out: int
+    num_swapped_in: int
+    swap_bytes: int
+    num_used_blocks: int
+    num_shared_owners: int
+    largest_free_run: int

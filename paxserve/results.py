@@ -38,7 +38,7 @@ from paxserve.events import Event
 from paxserve.experiment import Run
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord, request_record
-from paxserve.outputs import RequestOutput
+from paxserve.outputs import CompletionOutput, RequestOutput
 from paxserve.records import StepRecord
 
 MARKER = "complete"
@@ -67,6 +67,7 @@ def new_run_dir(wanted: str | None, *, under: Path = Path("runs")) -> Path:
 def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     """Write every file, the marker last."""
     engine = run.engine
+    engine.ledger.settle()
     write_text(path / "summary.json", json.dumps(run.summary, indent=1, allow_nan=False))
     records = [request_record(request) for request in engine.requests]
     _write_table(path / "requests.parquet", RequestRecord, [r._asdict() for r in records])
@@ -101,13 +102,18 @@ def write_text(path: Path, text: str) -> None:
 
 
 def _output_line(output: RequestOutput) -> dict[str, Any]:
-    (completion,) = output.outputs
+    lines = [_completion_line(completion) for completion in output.outputs]
+    line: dict[str, Any] = {"id": output.request_id, **lines[0], "error": output.error}
+    if len(lines) > 1:
+        line["others"] = lines[1:]
+    return line
+
+
+def _completion_line(completion: CompletionOutput) -> dict[str, Any]:
     line: dict[str, Any] = {
-        "id": output.request_id,
         "text": completion.text,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
-        "error": output.error,
     }
     if completion.logprobs is not None:
         line["logprobs"] = [

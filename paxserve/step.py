@@ -95,6 +95,10 @@ class StepPlan(NamedTuple):
     swap_out: tuple[BlockCopy, ...] = ()
     unwritten: tuple[int, ...] = ()
 
+    def num_blocks(self, block_size: int) -> int:
+        """Blocks that this step reads, through the table of each of its rows."""
+        return sum([-(-(row[2] + row[3]) // block_size) for row in self.rows])
+
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, all rows together."""
