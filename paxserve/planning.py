@@ -27,8 +27,16 @@ class StepInMaking:
     hold a grant; a request preempted in this step is not granted anything any more.
     """
 
-    def __init__(self, *, batch: Batch, policies: Policies, events: EventLog) -> None:
+    def __init__(
+        self,
+        *,
+        batch: Batch,
+        policies: Policies,
+        events: EventLog,
+        previous: StepPlan | None = None,
+    ) -> None:
         self.limits = batch.limits
+        self.previous = previous
         self.budget_left = batch.limits.max_num_batched_tokens
         self.num_preempted = 0
         self.num_failed = 0

@@ -27,6 +27,7 @@ class Scheduler:
         self.limits = limits
         self.policies = policies
         self.events = events
+        self._previous: StepPlan | None = None
         self.batch = Batch(
             limits=limits,
             admission=policies.admission,
@@ -83,7 +84,9 @@ class Scheduler:
         events = self.events
         events.now_s = now_s
         events.step_id += 1
-        step = StepInMaking(batch=self.batch, policies=self.policies, events=events)
+        step = StepInMaking(
+            batch=self.batch, policies=self.policies, events=events, previous=self._previous
+        )
         proposals = self.policies.batching.propose(step)
         try:
             proposal = next(proposals)
@@ -93,6 +96,7 @@ class Scheduler:
             plan = step.to_plan(events.step_id)
         if plan is None and not step.num_preempted and not step.num_failed:
             self._fail_stuck_head()
+        self._previous = plan or self._previous
         return plan
 
     def apply(
