@@ -10,7 +10,7 @@ that grows (theirs is `max`) a member short of memory is preempted and joins the
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from paxserve.batching import Admit, Decodes, Grant, Proposal, Verdict, View, split
+from paxserve.batching import Admit, Decodes, Grant, Proposal, Verdict, View, is_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,10 +27,10 @@ class Static:
                 verdict = yield Admit(request, request.num_remaining_tokens)
                 if verdict.refused:
                     break
-        decodes, prompts = split(view.running)
+        prompts = [request for request in view.running if is_prompt(request)]
         for request in prompts:
             verdict = yield Grant(request, request.num_remaining_tokens)
             if verdict.refused:
                 break
         if not prompts:
-            yield Decodes(decodes)
+            yield Decodes(view.running)

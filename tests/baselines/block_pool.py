@@ -1,0 +1,63 @@
+"""vLLM V1's block pool (0.32): a free block keeps its content and can be found until it is taken.
+Those without content are taken first, then the longest unused. Of two blocks with one content only
+the first can be found (V1 keeps both).
+"""
+
+
+class BlockPool:
+    def __init__(self, num_blocks, block_size, *, caches):
+        self.block_size, self.caches = block_size, caches
+        self.unused = list(range(num_blocks))  # free, and not to be found
+        self.lru = []  # free, and to be found
+        self.block_of, self.prefix_of, self.users = {}, {}, [0] * num_blocks
+
+    def blocks_for(self, num_tokens):
+        return -(-num_tokens // self.block_size)
+
+    def find(self, task):
+        """Blocks for the longest known prefix; the last token is always computed."""
+        found = []
+        while self.caches and (len(found) + 1) * self.block_size < task.known:
+            block = self.block_of.get(task.job.tokens[: (len(found) + 1) * self.block_size])
+            if block is None:
+                break
+            found.append(block)
+        return found
+
+    def fits(self, found, num_tokens):
+        """Whether a table that begins with `found` could hold so many; a found block that is free
+        is taken too.
+        """
+        missing = self.blocks_for(num_tokens) - len(found)
+        revived = sum(self.users[block] == 0 for block in found)
+        return missing + revived <= len(self.unused) + len(self.lru)
+
+    def enter(self, task, found):
+        for block in found:
+            self.users[block] += 1
+        self.lru = [block for block in self.lru if not self.users[block]]
+        task.table, task.computed = found, len(found) * self.block_size
+
+    def grow(self, task, num_tokens):
+        """Blocks for so many tokens, which can then be found; False if there are too few."""
+        missing = self.blocks_for(num_tokens) - len(task.table)
+        if missing > len(self.unused) + len(self.lru):
+            return False
+        for _ in range(missing):
+            block = self.unused.pop() if self.unused else self.lru.pop(0)
+            self.block_of.pop(self.prefix_of.pop(block, None), None)
+            self.users[block] = 1
+            task.table.append(block)
+        for i, block in enumerate(task.table[: num_tokens // self.block_size]):
+            prefix = task.job.tokens[: (i + 1) * self.block_size]
+            if self.caches and self.block_of.setdefault(prefix, block) == block:
+                self.prefix_of[block] = prefix
+        return True
+
+    def release(self, task):
+        """The end of the table is to be taken first."""
+        for block in reversed(task.table):
+            self.users[block] -= 1
+            if not self.users[block]:
+                (self.lru if block in self.prefix_of else self.unused).append(block)
+        task.table = []

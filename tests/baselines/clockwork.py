@@ -1,0 +1,123 @@
+"""The frame in which the naive transcriptions run: arrivals, time, and tokens being produced.
+
+Nothing of paxserve is used here or by them: plain lists and counters. A transcription is a `Rule`
+whose `plan` answers, as the published scheduler would, who computes how many tokens in this step,
+in the order of asking, and who is preempted; it moves tasks between the lists of those that wait
+and run. Tasks that end leave the list of those that run by themselves.
+"""
+
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+
+class Job(NamedTuple):
+    """A request to come. `tokens`: prompt and output, where a rule looks at content."""
+
+    arrival: int
+    prompt: int
+    output: int
+    tokens: tuple[int, ...] = ()
+    client: str = ""
+    predicted: int = 0
+
+
+class Sizes(NamedTuple):
+    """The limits, and the knobs that a published scheduler has."""
+
+    rows: int
+    budget: int
+    blocks: int
+    block_size: int
+    max_model_len: int
+    watermark: float = 0.0
+    threshold: int = 0
+    caches: bool = True
+
+    def blocks_for(self, num_tokens: int) -> int:
+        return -(-num_tokens // self.block_size)
+
+
+@dataclass(eq=False)
+class Task:
+    """A job under way: `known` tokens, of which some are `computed`, and `held` blocks. `entry`
+    tokens were known when it last began.
+    """
+
+    number: int
+    job: Job
+    known: int
+    computed: int = 0
+    held: int = 0
+    entry: int = 0
+    table: list[int] = field(default_factory=list)  # block ids, for rules that look at them
+    served: float = 0.0  # for rules that count service
+
+    @property
+    def left(self) -> int:
+        return self.known - self.computed
+
+    @property
+    def is_done(self) -> bool:
+        return self.known == self.job.prompt + self.job.output
+
+
+class Step(NamedTuple):
+    """Who computed how many tokens, in the order of asking, and who was preempted."""
+
+    computed: list[tuple[int, int]]
+    preempted: list[int]
+
+
+type Granted = list[tuple[Task, int]]
+
+
+class Rule:
+    """A published scheduler."""
+
+    def __init__(self, sizes: Sizes) -> None:
+        self.sizes = sizes
+
+    def plan(
+        self, waiting: list[Task], running: list[Task], now: int
+    ) -> tuple[Granted, list[Task]]:
+        """One step; `waiting` is by arrival, those preempted in front."""
+        raise NotImplementedError
+
+    def finished(self, task: Task) -> None:
+        """The task has ended; it runs no more."""
+
+    def free(self, running: list[Task]) -> int:
+        """Blocks that nobody holds, for rules that only count them."""
+        return self.sizes.blocks - sum(task.held for task in running)
+
+    def drop(self, task: Task, waiting: list[Task], running: list[Task]) -> None:
+        """Preempt: to the front of the queue, with nothing computed."""
+        running.remove(task)
+        waiting.insert(0, task)
+        task.computed = task.held = 0
+
+
+def schedule(jobs: list[Job], rule: Rule) -> list[Step]:
+    """Run jobs, sorted by arrival, to the end; a step takes one unit of time."""
+    coming = [Task(number, job, job.prompt) for number, job in enumerate(jobs)]
+    waiting: list[Task] = []
+    running: list[Task] = []
+    steps: list[Step] = []
+    now = 0
+    while coming or waiting or running:
+        while coming and coming[0].job.arrival <= now:
+            waiting.append(coming.pop(0))
+        if not waiting and not running:
+            now = coming[0].job.arrival
+            continue
+        granted, preempted = rule.plan(waiting, running, now)
+        assert granted, "the rule computes nothing"
+        steps.append(Step([(t.number, n) for t, n in granted], [t.number for t in preempted]))
+        now += 1
+        for task, num_tokens in granted:
+            task.computed += num_tokens
+            task.known += task.left == 0
+            if task.is_done:
+                running.remove(task)
+                rule.finished(task)
+    return steps

@@ -1,0 +1,114 @@
+"""Random small workloads, served by the composed policies of a baseline, and how they were."""
+
+from dataclasses import dataclass
+from random import Random
+from typing import Any
+
+from baselines.clockwork import Job, Sizes, Step
+from baselines.composed import baseline_policies
+from builders import make_engine, make_limits, submit, tokens_alone
+
+from paxserve.events import Kind
+
+
+@dataclass(frozen=True)
+class Case:
+    """A workload and the limits that it runs in."""
+
+    sizes: Sizes
+    jobs: list[Job]
+
+
+def random_case(seed: int, *, block_size: int | None, is_whole: bool, shares: bool) -> Case:
+    """A workload in which every request alone fits the pool.
+
+    Args:
+        seed: of the case.
+        block_size: where the baseline says one.
+        is_whole: prompts are not split, so the budget holds the longest request.
+        shares: prompts begin alike, in whole blocks of a small alphabet.
+    """
+    draw = Random(seed)
+    size = block_size or draw.choice([1, 2, 3, 4])
+    jobs = []
+    for _ in range(draw.randint(2, 7)):
+        prompt, output = draw.randint(1, 14), draw.randint(1, 9)
+        blocks = [draw.randint(0, 1) for _ in range(-(-prompt // size))]
+        ids = [100 * b + i for b in blocks for i in range(size)] if shares else []
+        ids = ids[:prompt] or [draw.randrange(50_000) for _ in range(prompt)]
+        jobs.append(
+            Job(
+                arrival=draw.choice([0, 0, 0, 1, 2, 5, 9]),
+                prompt=prompt,
+                output=output,
+                tokens=(*ids, *tokens_alone(ids, output)),
+                client=draw.choice("abc"),
+                predicted=draw.randint(1, 9),
+            )
+        )
+    jobs.sort(key=lambda job: job.arrival)
+    max_model_len = max(job.prompt + job.output for job in jobs)
+    rows = draw.randint(1, 5)
+    least = max(rows, max_model_len if is_whole else 1)
+    watermark = draw.choice([0.0, 0.0, 0.1, 0.2])
+    longest = -(-max_model_len // size)
+    blocks = draw.randint(longest, 2 * longest)
+    while blocks - int(watermark * blocks) < longest:
+        blocks += 1
+    sizes = Sizes(
+        rows=rows,
+        budget=draw.randint(least, least + 16),
+        blocks=blocks,
+        block_size=size,
+        max_model_len=max_model_len,
+        watermark=watermark,
+        threshold=draw.choice([0, 0, 3]),
+    )
+    return Case(sizes, jobs)
+
+
+def served(case: Case, name: str, settings: dict[str, dict[str, Any]]) -> list[Step]:
+    """What the engine does, step by step."""
+    sizes = case.sizes
+    limits = make_limits(
+        max_num_seqs=sizes.rows,
+        max_num_batched_tokens=sizes.budget,
+        max_model_len=sizes.max_model_len,
+        block_size=sizes.block_size,
+        num_blocks=1 + sizes.blocks,
+    )
+    engine = make_engine(limits, **baseline_policies(name, settings))
+    coming = list(enumerate(case.jobs))
+    while coming or engine.has_work:
+        while coming and coming[0][1].arrival <= engine.clock.now_s():
+            number, job = coming.pop(0)
+            submit_job(engine, number, job)
+        if not engine.has_work:
+            engine.clock.wait_until(coming[0][1].arrival)
+            continue
+        engine.step()
+    preempted: dict[int, list[int]] = {}
+    for event in engine.events:
+        if event.kind is Kind.PREEMPTED:
+            preempted.setdefault(event.step_id, []).append(int(event.request_id))
+    steps = [
+        Step(
+            [(row.sequence_id, row.num_tokens) for row in plan.rows],
+            preempted.pop(plan.step_id, []),
+        )
+        for plan in engine.executor.plans
+    ]
+    assert not preempted, "preempted in steps that computed nothing"
+    return steps
+
+
+def submit_job(engine: Any, number: int, job: Job) -> None:
+    """The job as a request whose output length is forced."""
+    request = submit(
+        engine,
+        job.tokens[: job.prompt],
+        max_tokens=job.output,
+        request_id=str(number),
+        arrival_s=float(job.arrival),
+    )
+    assert request.sequence.sequence_id == number
