@@ -44,15 +44,22 @@ class BlockPool:
         if missing > len(self.unused) + len(self.lru):
             return False
         for _ in range(missing):
-            block = self.unused.pop() if self.unused else self.lru.pop(0)
+            block = self.unused.pop() if self.unused else self.oldest()
+            self.lru = [other for other in self.lru if other != block]
             self.block_of.pop(self.prefix_of.pop(block, None), None)
             self.users[block] = 1
             task.table.append(block)
+        self.index(task, num_tokens)
+        return True
+
+    def oldest(self):
+        return self.lru[0]
+
+    def index(self, task, num_tokens):
         for i, block in enumerate(task.table[: num_tokens // self.block_size]):
             prefix = task.job.tokens[: (i + 1) * self.block_size]
             if self.caches and self.block_of.setdefault(prefix, block) == block:
                 self.prefix_of[block] = prefix
-        return True
 
     def release(self, task):
         """The end of the table is to be taken first."""

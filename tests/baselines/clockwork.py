@@ -11,14 +11,16 @@ from typing import NamedTuple
 
 
 class Job(NamedTuple):
-    """A request to come. `tokens`: prompt and output, where a rule looks at content."""
+    """A request to come. `tokens`: prompt and output, where a rule looks at content. `chance`: a
+    number from 0 to 1, where a rule draws lots.
+    """
 
     arrival: int
     prompt: int
     output: int
     tokens: tuple[int, ...] = ()
     client: str = ""
-    predicted: int = 0
+    chance: float = 0.0
 
 
 class Sizes(NamedTuple):
@@ -30,7 +32,8 @@ class Sizes(NamedTuple):
     block_size: int
     max_model_len: int
     watermark: float = 0.0
-    threshold: int = 0
+    threshold: int = 0  # of a long prompt
+    shared: int = 0  # tokens that make a request wait for another
     caches: bool = True
 
     def blocks_for(self, num_tokens: int) -> int:
@@ -50,11 +53,14 @@ class Task:
     held: int = 0
     entry: int = 0
     table: list[int] = field(default_factory=list)  # block ids, for rules that look at them
-    served: float = 0.0  # for rules that count service
 
     @property
     def left(self) -> int:
         return self.known - self.computed
+
+    @property
+    def produced(self) -> int:
+        return self.known - self.job.prompt
 
     @property
     def is_done(self) -> bool:

@@ -9,6 +9,8 @@ from baselines.composed import baseline_policies
 from builders import make_engine, make_limits, submit, tokens_alone
 
 from paxserve.events import Kind
+from paxserve.prediction import draw
+from paxserve.request import Origin
 
 
 @dataclass(frozen=True)
@@ -28,41 +30,42 @@ def random_case(seed: int, *, block_size: int | None, is_whole: bool, shares: bo
         is_whole: prompts are not split, so the budget holds the longest request.
         shares: prompts begin alike, in whole blocks of a small alphabet.
     """
-    draw = Random(seed)
-    size = block_size or draw.choice([1, 2, 3, 4])
+    random = Random(seed)
+    size = block_size or random.choice([1, 2, 3, 4])
     jobs = []
-    for _ in range(draw.randint(2, 7)):
-        prompt, output = draw.randint(1, 14), draw.randint(1, 9)
-        blocks = [draw.randint(0, 1) for _ in range(-(-prompt // size))]
+    for _ in range(random.randint(2, 7)):
+        prompt, output = random.randint(1, 14), random.randint(1, 9)
+        blocks = [random.randint(0, 1) for _ in range(-(-prompt // size))]
         ids = [100 * b + i for b in blocks for i in range(size)] if shares else []
-        ids = ids[:prompt] or [draw.randrange(50_000) for _ in range(prompt)]
+        ids = ids[:prompt] or [random.randrange(50_000) for _ in range(prompt)]
         jobs.append(
             Job(
-                arrival=draw.choice([0, 0, 0, 1, 2, 5, 9]),
+                arrival=random.choice([0, 0, 0, 1, 2, 5, 9]),
                 prompt=prompt,
                 output=output,
                 tokens=(*ids, *tokens_alone(ids, output)),
-                client=draw.choice("abc"),
-                predicted=draw.randint(1, 9),
+                client=random.choice("abc"),
             )
         )
     jobs.sort(key=lambda job: job.arrival)
+    jobs = [job._replace(chance=draw(str(number))) for number, job in enumerate(jobs)]
     max_model_len = max(job.prompt + job.output for job in jobs)
-    rows = draw.randint(1, 5)
+    rows = random.randint(1, 5)
     least = max(rows, max_model_len if is_whole else 1)
-    watermark = draw.choice([0.0, 0.0, 0.1, 0.2])
+    watermark = random.choice([0.0, 0.0, 0.1, 0.2])
     longest = -(-max_model_len // size)
-    blocks = draw.randint(longest, 2 * longest)
+    blocks = random.randint(longest, 2 * longest)
     while blocks - int(watermark * blocks) < longest:
         blocks += 1
     sizes = Sizes(
         rows=rows,
-        budget=draw.randint(least, least + 16),
+        budget=random.randint(least, least + 16),
         blocks=blocks,
         block_size=size,
         max_model_len=max_model_len,
         watermark=watermark,
-        threshold=draw.choice([0, 0, 3]),
+        threshold=random.choice([0, 0, 3]),
+        shared=random.choice([0, 2]),
     )
     return Case(sizes, jobs)
 
@@ -110,5 +113,6 @@ def submit_job(engine: Any, number: int, job: Job) -> None:
         max_tokens=job.output,
         request_id=str(number),
         arrival_s=float(job.arrival),
+        origin=Origin(client=job.client, num_true_output_tokens=job.output),
     )
     assert request.sequence.sequence_id == number

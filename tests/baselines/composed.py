@@ -1,5 +1,5 @@
-"""The policies that `configs/baseline/` composes, without Hydra: a choice that does not exist yet is
-named, so that a test can wait for it.
+"""The policies that `configs/baseline/` composes, read without Hydra; and what of them is not there
+yet, so that a test can wait for it.
 """
 
 import dataclasses
@@ -24,7 +24,9 @@ def choices(name: str) -> dict[str, str | list[str]]:
     """What a baseline overrides: the choice of each axis, a list for the gates."""
     (*overrides,) = baseline_file(name)["defaults"]
     return {
-        key.removeprefix("override /"): choice for entry in overrides for key, choice in entry.items()
+        key.removeprefix("override /"): choice
+        for entry in overrides
+        for key, choice in entry.items()
     }
 
 
@@ -40,7 +42,9 @@ def missing(name: str) -> list[str]:
     return absent
 
 
-def baseline_policies(name: str, settings: dict[str, dict[str, Any]] | None = None) -> dict[str, Any]:
+def baseline_policies(
+    name: str, settings: dict[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
     """Arguments of `Policies` for a baseline; `settings` by choice differ from its config files."""
     made: dict[str, Any] = {}
     for axis, chosen in choices(name).items():

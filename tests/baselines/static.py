@@ -1,5 +1,5 @@
-"""Request-level batching (FasterTransformer, SOSP'23 section 6.1): as many of the earliest as memory
-holds at maximum length, together to the end of the last.
+"""Request-level batching (FasterTransformer, SOSP'23, section 6.1): as many of the earliest as
+memory holds at maximum length, together to the end of the last.
 """
 
 from baselines.clockwork import Rule

@@ -1,5 +1,5 @@
-"""vLLM V0's `_schedule_default`, one sequence per request. A block is asked for when the last one is
-full (V0 itself preempts as soon as no block is free).
+"""vLLM V0's `_schedule_default`, one sequence per request. A block is asked for when the last one
+is full (V0 itself preempts as soon as no block is free).
 """
 
 from baselines.clockwork import Rule

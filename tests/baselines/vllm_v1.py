@@ -24,23 +24,27 @@ class VllmV1(Rule):
             if task in running:
                 granted.append((task, num_tokens))
                 budget -= num_tokens
-        self.sort(waiting)
-        while not preempted and waiting and budget and len(running) < self.sizes.rows:
-            task = waiting[0]
+        if not preempted:
+            self.admit(waiting, running, granted, budget)
+        return granted, preempted
+
+    def admit(self, waiting, running, granted, budget):
+        while waiting and budget and len(running) < self.sizes.rows:
+            task = self.first(waiting)
             found = self.pool.find(task)
             left = task.known - len(found) * self.sizes.block_size
             num_tokens = min(left, self.sizes.threshold or left, budget)
             if not self.may_enter(task, found, num_tokens, running):
                 break
+            waiting.remove(task)
             self.pool.enter(task, found)
             assert self.pool.grow(task, task.computed + num_tokens)
-            running.append(waiting.pop(0))
+            running.append(task)
             granted.append((task, num_tokens))
             budget -= num_tokens
-        return granted, preempted
 
-    def sort(self, waiting):
-        """First come, first served: they are in order."""
+    def first(self, waiting):
+        return waiting[0]
 
     def may_enter(self, task, found, num_tokens, running):
         return self.pool.fits(found, task.known)  # scheduler_reserve_full_isl

@@ -1,0 +1,26 @@
+"""A pool of single tokens under a radix tree: what was computed can be found after the step, and of
+those that nobody holds the leaf that was let go of longest ago is taken.
+"""
+
+from baselines.block_pool import BlockPool
+
+
+class RadixPool(BlockPool):
+    def __init__(self, num_blocks):
+        super().__init__(num_blocks, 1, caches=True)
+
+    def num_available(self):
+        return len(self.unused) + len(self.lru)
+
+    def num_revived(self, found):
+        return sum(self.users[block] == 0 for block in found)
+
+    def oldest(self):
+        prefixes = [prefix[:-1] for prefix in self.block_of]
+        return next(block for block in self.lru if self.prefix_of[block] not in prefixes)
+
+    def index(self, task, num_tokens):
+        """Not yet: after the step."""
+
+    def publish(self, task):
+        super().index(task, task.computed)
