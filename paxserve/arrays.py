@@ -32,7 +32,8 @@ class StepArrays(NamedTuple):
     token_ids [T]: -1 takes the token last sampled in its row. Padding is 0.
     token_rows [T]: which of the R rows a token belongs to. Padding is 0.
     positions [T]: absolute position in the sequence. Padding is 0.
-    slots [T]: where the token's KV goes. Padding is num_blocks * block_size: dropped.
+    slots [T]: where the token's KV goes. Padding, and the tokens of unwritten rows, are
+        num_blocks * block_size: dropped.
     block_table [R, M]: padding is the null block 0.
     context_lens [R]: valid tokens after this step's writes. Padding is 0.
     cu_q_lens [R + 1]: first token of each row; padding repeats the total.

@@ -4,44 +4,44 @@ Owns: membership, rows, and (through `kv/`) blocks. In: decisions of `planning.p
 `scheduler.py`. Out: the current membership, and events. Must not know: budgets, batching policies.
 """
 
+from functools import partial
 from heapq import heappop, heappush
 
-from paxserve.admission import Admission
+from paxserve.admission import Seen
 from paxserve.events import EventLog, Kind
+from paxserve.gates import Gates
 from paxserve.kv.block_pool import BlockPool
 from paxserve.kv.block_table import BlockTables
+from paxserve.kv.host_pool import HostPool
 from paxserve.limits import Limits
-from paxserve.placement import Placement
+from paxserve.policies import Policies
 from paxserve.request import FinishReason, Request, Sequence, State
-from paxserve.reservation import Reservation
 from paxserve.waiting import WaitingQueue
 
 
 class Batch:
     """Every live request is in exactly one of `waiting`, `running`, `finished`. `ended` collects
-    those that finished until somebody takes them.
+    those that finished until somebody takes them; `dead` are sequences that ended before their
+    request did, and are not released yet.
 
     Invariants: the rows of running and finished sequences and the free rows are all rows, once
-    each; the blocks of their tables and the free blocks are all usable blocks, once each; a waiting
-    request holds neither.
+    each; a block is held by as many tables as it has references; a waiting request holds neither
+    row nor block of the device.
     """
 
-    def __init__(
-        self,
-        *,
-        limits: Limits,
-        admission: Admission,
-        reservation: Reservation,
-        placement: Placement,
-        events: EventLog,
-    ) -> None:
+    def __init__(self, *, limits: Limits, policies: Policies, events: EventLog) -> None:
         self.limits = limits
-        self._placement = placement
-        self.pool = BlockPool(num_blocks=limits.num_blocks, placement=placement)
-        self.tables = BlockTables(pool=self.pool, reservation=reservation, limits=limits)
-        self.waiting = WaitingQueue(admission)
+        self.policies = policies
+        self.pool = self._new_pool()
+        self.tables = BlockTables(
+            pool=self.pool, reservation=policies.reservation, limits=limits
+        )
+        self.host_pool = HostPool(limits.num_host_blocks)
+        self.waiting = WaitingQueue(policies.admission)
+        self.gates = Gates(policies.gates)
         self.running: list[Request] = []
         self.finished: list[Request] = []
+        self.dead: list[Sequence] = []
         self.ended: list[Request] = []
         self.requests: dict[str, Request] = {}
         self.by_sequence: dict[int, tuple[Request, Sequence]] = {}
@@ -49,12 +49,21 @@ class Batch:
         self._num_admitted = 0
         self._events = events
 
+    def _new_pool(self) -> BlockPool:
+        return BlockPool(
+            num_blocks=self.limits.num_blocks,
+            placement=self.policies.placement,
+            new_index=partial(self.policies.prefix_cache.open, self.limits.block_size),
+            eviction=self.policies.eviction,
+        )
+
     def add(self, request: Request) -> None:
         """A new request waits."""
         assert request.request_id not in self.requests, request.request_id
         self.requests[request.request_id] = request
         self.by_sequence |= {s.sequence_id: (request, s) for s in request.sequences}
         self._events.add(Kind.ARRIVED, request.request_id, num_tokens=request.num_prompt_tokens)
+        self.see(Kind.ARRIVED, request)
         self.waiting.push(request)
 
     def enter(self, request: Request) -> None:
@@ -64,20 +73,25 @@ class Batch:
         request.state = State.RUNNING
         request.admitted_seq = self._num_admitted
         self._num_admitted += 1
-        for sequence in request.sequences:
+        for sequence in request.live:
             sequence.row = heappop(self.free_rows)
             sequence.num_entry_tokens = sequence.num_known_tokens
 
-    def withdraw(self, request: Request) -> None:
-        """A running request waits again, and holds nothing."""
+    def withdraw(self, request: Request, *, keeps_computed: bool = False) -> None:
+        """A running request waits again, and holds nothing on the device. `keeps_computed`: the
+        host holds what was computed, so it will not be computed again.
+        """
         self.running.remove(request)
         self._let_go(request)
         request.state = State.WAITING
-        for sequence in request.sequences:
-            sequence.num_computed_tokens = 0
+        if not keeps_computed:
+            for sequence in request.live:
+                sequence.num_computed_tokens, sequence.source = 0, None
         self.waiting.push(request)
 
-    def preempt(self, request: Request, *, num_lost_tokens: int, method: str) -> None:
+    def preempt(
+        self, request: Request, *, num_lost_tokens: int, method: str, keeps_computed: bool = False
+    ) -> None:
         """A running request gives up row and memory, keeps its tokens, and waits again."""
         self._events.add(
             Kind.PREEMPTED,
@@ -87,8 +101,59 @@ class Batch:
             detail=method,
         )
         request.num_preemptions += 1
-        request.num_recomputed_tokens += num_lost_tokens
-        self.withdraw(request)
+        request.num_lost_tokens += num_lost_tokens
+        self.see(Kind.PREEMPTED, request)
+        self.withdraw(request, keeps_computed=keeps_computed)
+
+    def publish(self, request: Request, sequence: Sequence) -> list[int]:
+        """Offer full blocks to the prefix cache; returns those that can be found from now on."""
+        start, block_size = sequence.num_published_blocks, self.limits.block_size
+        end = min(sequence.num_computed_tokens, len(sequence.token_ids)) // block_size
+        if end <= start:
+            return []
+        sequence.num_published_blocks = end
+        return self.pool.publish(
+            sequence.token_ids,
+            sequence.block_table[:end],
+            salt=request.origin.cache_salt,
+            start=start,
+        )
+
+    def num_cached_tokens(self, request: Request) -> int:
+        """Tokens of a waiting request that the prefix cache has now."""
+        trunk, block_size = request.live[0], self.limits.block_size
+        num_blocks = (trunk.num_known_tokens - 1) // block_size
+        found = self.pool.index.match(
+            trunk.token_ids, salt=request.origin.cache_salt, num_blocks=num_blocks
+        )
+        return len(found) * block_size
+
+    def see(
+        self,
+        kind: Kind,
+        request: Request | None,
+        *,
+        num_tokens: int = 0,
+        num_outputs: int = 0,
+        duration_s: float = 0.0,
+    ) -> None:
+        """Tell the policies that learn."""
+        if self.waiting.learns or self.gates.learn:
+            seen = Seen(kind, self._events.now_s, request, num_tokens, num_outputs, duration_s)
+            self.waiting.tell(seen)
+            self.gates.tell(seen)
+
+    def finish_sequence(
+        self, request: Request, sequence: Sequence, reason: FinishReason, stop: int | str | None
+    ) -> None:
+        """One sequence has ended; with the last one the request ends too, as its first did."""
+        sequence.finish_reason, sequence.stop_reason = reason, stop
+        if len(request.live) > 1:
+            request.live.remove(sequence)
+            self.dead.append(sequence)
+        else:
+            first = request.sequences[0]
+            self.finish(request, first.finish_reason or reason, stop_reason=first.stop_reason)
 
     def finish(
         self,
@@ -102,10 +167,12 @@ class Batch:
         if request.state is State.RUNNING:
             self.running.remove(request)
             self.finished.append(request)
+            self._end(request, reason, stop_reason=stop_reason, error=error)
         else:
             self.waiting.remove(request)
+            self.give_back_host_blocks(request)
+            self._end(request, reason, stop_reason=stop_reason, error=error)
             self._forget(request)
-        self._end(request, reason, stop_reason=stop_reason, error=error)
 
     def fail_all(self, error: str) -> None:
         """A change broke off in the middle: every live request ends, and what they held is made
@@ -114,19 +181,23 @@ class Batch:
         for request in self.requests.values():
             if request.state is not State.FINISHED:
                 self._end(request, FinishReason.ERROR, error=error)
-            if request.sequence.row >= 0:
+            if any(sequence.row >= 0 for sequence in request.sequences):
                 self._log_released(request)
             for sequence in request.sequences:
                 sequence.block_table.clear()
-                sequence.num_reserved_tokens, sequence.row = 0, -1
+                sequence.host_blocks.clear()
+                sequence.num_reserved_tokens, sequence.row, sequence.source = 0, -1, None
         self.requests.clear()
         self.by_sequence.clear()
         self.waiting.clear()
         self.running.clear()
         self.finished.clear()
+        self.dead.clear()
         self.free_rows = list(range(self.limits.max_num_seqs))
-        self.pool = self.tables.pool = BlockPool(
-            num_blocks=self.limits.num_blocks, placement=self._placement
+        self.host_pool = HostPool(self.limits.num_host_blocks)
+        self.pool = self._new_pool()
+        self.tables = BlockTables(
+            pool=self.pool, reservation=self.policies.reservation, limits=self.limits
         )
 
     def _end(
@@ -139,6 +210,9 @@ class Batch:
     ) -> None:
         request.state = State.FINISHED
         request.finish_reason, request.stop_reason, request.error = reason, stop_reason, error
+        for sequence in request.live:
+            if sequence.finish_reason is None:
+                sequence.finish_reason, sequence.stop_reason = reason, stop_reason
         request.finished_s = self._events.now_s
         self.ended.append(request)
         self._events.add(
@@ -148,9 +222,13 @@ class Batch:
             row=request.sequence.row,
             detail=error or str(reason),
         )
+        self.see(Kind.FINISHED, request)
 
     def release(self) -> None:
-        """Finished requests let go of rows and memory, and are forgotten."""
+        """Finished requests let go of rows and memory, and are forgotten; so do dead sequences."""
+        for sequence in self.dead:
+            self._let_go_of(sequence)
+        self.dead.clear()
         for request in self.finished:
             self._log_released(request)
             self._let_go(request)
@@ -158,7 +236,7 @@ class Batch:
         self.finished.clear()
 
     def _log_released(self, request: Request) -> None:
-        num_blocks = sum([len(sequence.block_table) for sequence in request.sequences])
+        num_blocks = len({b for sequence in request.sequences for b in sequence.block_table})
         self._events.add(
             Kind.RELEASED,
             request.request_id,
@@ -167,10 +245,20 @@ class Batch:
         )
 
     def _let_go(self, request: Request) -> None:
-        self.tables.let_go(request)
-        for sequence in request.sequences:
+        for sequence in reversed(request.live):
+            self._let_go_of(sequence)
+
+    def _let_go_of(self, sequence: Sequence) -> None:
+        self.tables.let_go(sequence)
+        if sequence.row >= 0:
             heappush(self.free_rows, sequence.row)
             sequence.row = -1
+
+    def give_back_host_blocks(self, request: Request) -> None:
+        held = {block_id for sequence in request.live for block_id in sequence.host_blocks}
+        self.host_pool.give_back(sorted(held))
+        for sequence in request.live:
+            sequence.host_blocks.clear()
 
     def _forget(self, request: Request) -> None:
         del self.requests[request.request_id]

@@ -18,7 +18,7 @@ from paxserve.notices import Notices
 from paxserve.outputs import Delta, RequestOutput, request_output
 from paxserve.policies import Policies
 from paxserve.records import StepRecord
-from paxserve.request import FinishReason, Request, State
+from paxserve.request import NO_ORIGIN, FinishReason, Origin, Request, State
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
 from paxserve.texts import Texts
@@ -64,6 +64,7 @@ class Engine:
         *,
         request_id: str | None = None,
         arrival_s: float | None = None,
+        origin: Origin = NO_ORIGIN,
     ) -> Request:
         """A request arrives.
 
@@ -72,6 +73,7 @@ class Engine:
             params: how to sample and when to stop.
             request_id: used once, since results and seeds go by it; default: a number.
             arrival_s: when it arrived on the engine's clock; default: now.
+            origin: who asks, and what is known of the request from outside.
 
         Raises:
             InvalidRequest: it cannot be served; the engine is as before, but for an event.
@@ -83,7 +85,9 @@ class Engine:
                 params,
                 arrival_s=now_s if arrival_s is None else arrival_s,
                 request_id=request_id,
+                origin=origin,
             )
+            self._check_policies_serve(request)
         except InvalidRequest as error:
             self.scheduler.reject(request_id or "?", reason=str(error), now_s=now_s)
             raise
@@ -99,7 +103,7 @@ class Engine:
             return False
         self.scheduler.finish(request, FinishReason.ABORT, now_s=self.clock.now_s())
         self.scheduler.retire()
-        self._texts.advance(request)
+        self._end_texts(request)
         return True
 
     def discard(self, request: Request) -> None:
@@ -109,7 +113,7 @@ class Engine:
 
     def output(self, request: Request) -> RequestOutput:
         """What a request has produced so far."""
-        return request_output(request, self._texts.text(request))
+        return request_output(request, [self._texts.text(s) for s in request.sequences])
 
     @property
     def has_work(self) -> bool:
@@ -153,7 +157,7 @@ class Engine:
         self.executor.submit(plan)
         result = self.executor.collect()
         clock.spend(result.duration_s)
-        slots = self.ledger.record()
+        slots = self.ledger.record(result.duration_s)
         record = StepRecord(
             step_id=plan.step_id,
             start_s=start_s,
@@ -178,7 +182,9 @@ class Engine:
         """Stream everything: run until nothing is left, yielding what each step adds."""
         while self.has_work:
             for request in self.step():
-                yield self._texts.delta(request)
+                for sequence in request.sequences:
+                    if self._texts.has_news(request, sequence):
+                        yield self._texts.delta(request, sequence)
 
     def stream(self, request: Request) -> "RequestStream":
         """Stream one request; others go on beside it."""
@@ -186,18 +192,32 @@ class Engine:
 
     def next_delta(self, request: Request) -> Delta | None:
         """Step until there is news of the request; None when all of it has been told."""
-        while not self._texts.has_news(request):
+        while True:
+            for sequence in request.sequences:
+                if self._texts.has_news(request, sequence):
+                    return self._texts.delta(request, sequence)
             if request.finish_reason is not None:
                 return None
             self.step()
-        return self._texts.delta(request)
 
     def _advance_text(self, request: Request) -> None:
-        """Feed new tokens to the text; a stop string found in it ends the request."""
-        stop = self._texts.advance(request)
-        if stop is not None and request.state is State.RUNNING:
-            now_s = self.clock.now_s()
-            self.scheduler.finish(request, FinishReason.STOP, now_s=now_s, stop_reason=stop)
+        """Feed new tokens to the texts; a stop string found in one ends its sequence."""
+        for sequence in list(request.live):
+            stop = self._texts.advance(request, sequence)
+            if stop is not None and sequence.finish_reason is None:
+                self.scheduler.stop(request, sequence, stop, now_s=self.clock.now_s())
+        self._end_texts(request)
+
+    def _end_texts(self, request: Request) -> None:
+        for sequence in request.sequences:
+            if sequence.finish_reason is not None:
+                self._texts.advance(request, sequence)
+
+    def _check_policies_serve(self, request: Request) -> None:
+        try:
+            self.scheduler.policies.check_request(request)
+        except ValueError as error:
+            raise InvalidRequest(str(error)) from error
 
 
 class RequestStream:

@@ -12,9 +12,10 @@ from collections.abc import Sequence
 from itertools import count
 from typing import TypedDict
 
+from paxserve.beam_search import Beams
 from paxserve.limits import Limits
 from paxserve.models.tokenizer import Tokenizer
-from paxserve.request import Request
+from paxserve.request import NO_ORIGIN, Origin, Request
 from paxserve.request import Sequence as TokenSequence
 from paxserve.sampling_params import MAX_SEED, MAX_SUPPRESSED_IDS, SamplingParams
 from paxserve.step import RowSampling
@@ -66,12 +67,13 @@ class Intake:
         tokenizer: Tokenizer | None = None,
         seed: int = 0,
     ) -> None:
-        self._limits = limits
+        self.limits = limits
         self._vocab_size = vocab_size
         self._eos_token_ids = tuple(eos_token_ids)
         self._tokenizer = tokenizer
         self._seed = seed
         self._numbers = count()
+        self._arrivals = count()
         self._names = count()
         self._taken_ids: set[str] = set()
 
@@ -82,6 +84,7 @@ class Intake:
         *,
         arrival_s: float,
         request_id: str | None = None,
+        origin: Origin = NO_ORIGIN,
     ) -> Request:
         """Check a prompt and its parameters.
 
@@ -91,6 +94,7 @@ class Intake:
             arrival_s: on the engine's clock.
             request_id: used once, since results and seeds go by it; default: the first number
                 that is not taken.
+            origin: who asks, and what is known of the request from outside.
 
         Raises:
             InvalidRequest: names the value and the limit it breaks.
@@ -100,26 +104,42 @@ class Intake:
         stop_ids = self._stop_ids(params)
         if not math.isfinite(arrival_s):
             raise InvalidRequest(f"arrival_s must be a finite number of seconds, got {arrival_s}")
+        if params.num_sequences > self.limits.max_num_seqs:
+            raise InvalidRequest(
+                f"{params.num_sequences} sequences do not fit max_num_seqs="
+                f"{self.limits.max_num_seqs} rows: lower n or beam_width"
+            )
         name = self._new_id(request_id)
-        number = next(self._numbers)
-        length = self._limits.max_model_len
+        sampling = self._row_sampling(params, stop_ids, name)
+        length = self.limits.max_model_len
         if params.max_tokens is not None:
             length = min(length, len(token_ids) + params.max_tokens)
         return Request(
             request_id=name,
             arrival_s=arrival_s,
-            arrival_seq=number,
+            arrival_seq=next(self._arrivals),
             prompt=text_of(prompt),
             prompt_token_ids=token_ids,
             params=params,
-            sampling=self._row_sampling(params, stop_ids, name),
+            sampling=sampling,
             max_known_tokens=length,
             stop_ids=frozenset(stop_ids),
-            sequences=(
-                TokenSequence(
-                    sequence_id=number, token_ids=list(token_ids), num_known_tokens=len(token_ids)
-                ),
+            sequences=tuple(
+                [
+                    TokenSequence(
+                        sequence_id=next(self._numbers),
+                        index=index,
+                        token_ids=list(token_ids),
+                        num_known_tokens=len(token_ids),
+                        seed=seed_of_sample(sampling.seed, index),
+                    )
+                    for index in range(params.num_sequences)
+                ]
             ),
+            origin=origin,
+            beams=Beams(width=params.beam_width, length_penalty=params.length_penalty)
+            if params.beam_width
+            else None,
         )
 
     def _new_id(self, wanted: str | None) -> str:
@@ -165,7 +185,7 @@ class Intake:
         return ids
 
     def _check_length(self, num_tokens: int) -> None:
-        limits = self._limits
+        limits = self.limits
         if num_tokens == 0:
             raise InvalidRequest("the prompt is empty: it has no tokens")
         if num_tokens >= limits.max_model_len:
@@ -204,10 +224,22 @@ class Intake:
             top_p=float(params.top_p),
             min_p=float(params.min_p),
             seed=seed,
-            num_logprobs=-1 if params.logprobs is None else params.logprobs,
+            num_logprobs=_num_logprobs(params),
             min_tokens=params.min_tokens,
             suppressed_ids=stop_ids if params.min_tokens else (),
         )
+
+
+def seed_of_sample(seed: int, index: int) -> int:
+    """The random stream of sample number `index`; the first one has the request's own."""
+    return zlib.crc32(f"{seed}/{index}".encode()) & MAX_SEED if index else seed
+
+
+def _num_logprobs(params: SamplingParams) -> int:
+    """Best tokens to report: for beams their candidates, -1 for none."""
+    if params.beam_width:
+        return 2 * params.beam_width
+    return -1 if params.logprobs is None else params.logprobs
 
 
 def _is_unicode(text: str) -> bool:

@@ -3,7 +3,7 @@
 Owns: the classes, their count per step, and the split of what was reserved into what came to be
 used and what did not (known only when a request ends, and then entered for all steps it spans).
 In: the batch, once per executed step, before its results are applied. Out: `SlotCounts`
-per step, which sum to the pool. Must not know: policies, time.
+per step, which sum to the pool; slot-seconds per request. Must not know: policies.
 
 The slots of one running sequence:
 
@@ -11,22 +11,26 @@ The slots of one running sequence:
                  |<- reserved_used ->|<- reserved_unused ->| of the   | of the
                    (its final length falls between)          last block | placement
 
-`live` of a shared slot counts once. Figure 2 of the vLLM paper: token states = live; reservation =
+A slot that several sequences share counts once, in `live`; its owners, each beyond the first, are
+kept aside in `num_shared_owners`. Figure 2 of the vLLM paper: token states = live; reservation =
 reserved_used; internal fragmentation = reserved_unused + tail; external = rounding + free_unfit.
 """
 
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import numpy as np
+
 from paxserve.batch import Batch
-from paxserve.request import Request, State
+from paxserve.request import Request, Sequence
 
 
 class SlotCounts(NamedTuple):
     """Slots per class, in slots of one KV position each.
 
-    held: of finished requests that are not released (static batching). free_unfit: free, but in no
-    run long enough for the first waiting request. null: block 0.
+    held: of finished requests that are not released (static batching), and of no one else. cached:
+    of blocks that nobody holds and the prefix cache can find. free_unfit: free, but in no run long
+    enough for the first waiting request. null: block 0.
     """
 
     live: int = 0
@@ -35,6 +39,7 @@ class SlotCounts(NamedTuple):
     tail: int = 0
     rounding: int = 0
     held: int = 0
+    cached: int = 0
     free_unfit: int = 0
     free: int = 0
     null: int = 0
@@ -42,52 +47,57 @@ class SlotCounts(NamedTuple):
 
 @dataclass(slots=True)
 class _Promise:
-    """Steps [since, until) in which a request's sequences were promised `num_tokens` each."""
+    """Steps [since, until) in which a sequence was promised `num_tokens`."""
 
     since: int
     until: int
     num_tokens: int
-    num_sequences: int
+
+
+class _Sums(NamedTuple):
+    """Over the sequences of running requests, each shared slot once."""
+
+    live: int = 0
+    promised: int = 0
+    tail: int = 0
+    num_blocks: int = 0
 
 
 class Ledger:
     """Invariant: at every recorded step the counts sum to num_blocks * block_size."""
 
     def __init__(self, batch: Batch) -> None:
+        self.num_shared_owners: list[int] = []
         self._batch = batch
         self._steps: list[SlotCounts] = []
-        self._promises: dict[Request, list[_Promise]] = {}
-        self._most_computed: dict[Request, int] = {}
+        self._promises: dict[Sequence, list[_Promise]] = {}
+        self._most_computed: dict[Sequence, int] = {}
+        self._members: list[Request] = []
+        self._slot_s = np.zeros((3, 0))
 
-    def record(self) -> SlotCounts:
+    def record(self, duration_s: float = 0.0) -> SlotCounts:
         """Count the slots as they are now, as one step; `reserved_used` is not split yet.
+
+        Args:
+            duration_s: how long the step took, for the slot-seconds of requests.
 
         Raises:
             RuntimeError: the classes do not sum to the pool; every term is printed.
         """
         batch, block_size = self._batch, self._batch.limits.block_size
-        live = promised = num_blocks = tail = 0
-        for request in batch.running:
-            for sequence in request.sequences:
-                computed, reserved = sequence.num_computed_tokens, sequence.num_reserved_tokens
-                covered = reserved if reserved > computed else computed
-                live += computed
-                promised += covered
-                tail += -covered % block_size
-                num_blocks += len(sequence.block_table)
-            if reserved > computed or request in self._promises:
-                self._note_promise(request)
-        free = batch.pool.num_free * block_size
+        pool = batch.pool
+        self._spend(duration_s)
+        running = self._exactly(batch.running) if self._has_forks() else self._quickly()
         unfit = self._num_unfit_blocks() * block_size
         counts = SlotCounts(
-            live=live,
-            reserved_used=promised - live,
-            tail=tail,
-            rounding=num_blocks * block_size - promised - tail,
-            held=sum([len(s.block_table) for r in batch.finished for s in r.sequences])
-            * block_size,
+            live=running.live,
+            reserved_used=running.promised - running.live,
+            tail=running.tail,
+            rounding=running.num_blocks * block_size - running.promised - running.tail,
+            held=self._num_blocks_of_the_dead() * block_size,
+            cached=pool.num_cached * block_size,
             free_unfit=unfit,
-            free=free - unfit,
+            free=pool.num_free * block_size - unfit,
             null=block_size,
         )
         if sum(counts) != batch.limits.num_blocks * block_size or min(counts) < 0:
@@ -96,18 +106,19 @@ class Ledger:
                 f"of {block_size}: {counts}"
             )
         self._steps.append(counts)
+        self.num_shared_owners.append(pool.num_extra_refs * block_size)
         return counts
 
     def steps(self) -> list[SlotCounts]:
-        """Every step's counts; what is promised to a request still alive counts as to be used."""
+        """Every step's counts; what is promised to a sequence still alive counts as to be used."""
         changes = [0] * (len(self._steps) + 1)
-        for request, promises in self._promises.items():
-            if request.state is not State.FINISHED:
+        for sequence, promises in self._promises.items():
+            if sequence.finish_reason is None:
                 continue
             for promise in promises:
-                unused = max(0, promise.num_tokens - self._most_computed[request])
-                changes[promise.since] += unused * promise.num_sequences
-                changes[promise.until] -= unused * promise.num_sequences
+                unused = max(0, promise.num_tokens - self._most_computed[sequence])
+                changes[promise.since] += unused
+                changes[promise.until] -= unused
         unused, split = 0, []
         for counts, change in zip(self._steps, changes, strict=False):
             unused += change
@@ -115,23 +126,104 @@ class Ledger:
             split.append(counts._replace(reserved_used=ahead - unused, reserved_unused=unused))
         return split
 
-    def _note_promise(self, request: Request) -> None:
-        step, sequence = len(self._steps), request.sequence
-        promises = self._promises.setdefault(request, [])
+    def settle(self) -> None:
+        """Hand every request the slot-seconds that were counted for it so far."""
+        for request, live, promised, held in zip(self._members, *self._slot_s, strict=True):
+            request.live_slot_s += float(live)
+            request.promised_slot_s += float(promised)
+            request.held_slot_s += float(held)
+        self._members, self._slot_s = [], np.zeros((3, 0))
+
+    def _has_forks(self) -> bool:
+        """Whether a partly filled block may be shared, or a shared one be held by the dead."""
+        batch = self._batch
+        is_shared = batch.pool.num_extra_refs > 0
+        has_dead = bool(batch.finished or batch.dead)
+        return any([len(r.sequences) > 1 for r in batch.running]) or (is_shared and has_dead)
+
+    def _quickly(self) -> _Sums:
+        """One sequence per request: every block that is shared is full."""
+        block_size = self._batch.limits.block_size
+        computed, promised, num_blocks = self._columns
+        num_twice = self._batch.pool.num_extra_refs
+        return _Sums(
+            live=int(computed.sum()) - num_twice * block_size,
+            promised=int(promised.sum()) - num_twice * block_size,
+            tail=int((-promised % block_size).sum()),
+            num_blocks=int(num_blocks.sum()) - num_twice,
+        )
+
+    def _exactly(self, requests: list[Request]) -> _Sums:
+        """Block by block."""
+        block_size = self._batch.limits.block_size
+        filled: dict[int, int] = {}
+        covered: dict[int, int] = {}
+        for request in requests:
+            for sequence in request.live:
+                computed = 0 if sequence.source else sequence.num_computed_tokens
+                promised = max(computed, sequence.num_reserved_tokens)
+                for column, block_id in enumerate(sequence.block_table):
+                    before = column * block_size
+                    for tokens, counts in ((computed, filled), (promised, covered)):
+                        here = min(block_size, max(0, tokens - before))
+                        counts[block_id] = max(here, counts.get(block_id, 0))
+        tail = sum([block_size - slots for slots in covered.values() if slots])
+        return _Sums(sum(filled.values()), sum(covered.values()), tail, len(filled))
+
+    def _num_blocks_of_the_dead(self) -> int:
+        batch = self._batch
+        dead = [s for request in batch.finished for s in request.live] + batch.dead
+        if not dead:
+            return 0
+        held = {block_id for sequence in dead for block_id in sequence.block_table}
+        if batch.pool.num_extra_refs:
+            held -= {b for r in batch.running for s in r.live for b in s.block_table}
+        return len(held)
+
+    def _spend(self, duration_s: float) -> None:
+        """Columns of this step, one entry per running request, and slot-seconds from them."""
+        running = self._batch.running
+        if running != self._members:
+            self.settle()
+            self._members = list(running)
+            self._slot_s = np.zeros((3, len(running)))
+        self._columns = computed, promised, num_blocks = self._columns_of(running)
+        if self._promises or (promised > computed).any():
+            for request in running:
+                for sequence in request.live:
+                    self._note_promise(sequence)
+        self._slot_s[0] += computed * duration_s
+        self._slot_s[1] += promised * duration_s
+        self._slot_s[2] += num_blocks * (self._batch.limits.block_size * duration_s)
+
+    def _columns_of(self, running: list[Request]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Computed tokens, promised tokens and blocks of each request, what it shares counted."""
+        if any([len(request.sequences) > 1 for request in running]):
+            sums = [self._exactly([request]) for request in running]
+            live, promised, _, num_blocks = np.array(sums, np.int64).reshape(-1, 4).T
+            return live, promised, num_blocks
+        sequences = [request.sequences[0] for request in running]
+        computed = np.array([sequence.num_computed_tokens for sequence in sequences], np.int64)
+        reserved = np.array([sequence.num_reserved_tokens for sequence in sequences], np.int64)
+        num_blocks = np.array([len(sequence.block_table) for sequence in sequences], np.int64)
+        return computed, np.maximum(computed, reserved), num_blocks
+
+    def _note_promise(self, sequence: Sequence) -> None:
+        computed, reserved = sequence.num_computed_tokens, sequence.num_reserved_tokens
+        if reserved <= computed and sequence not in self._promises:
+            return
+        step, promises = len(self._steps), self._promises.setdefault(sequence, [])
         last = promises[-1] if promises else None
-        if last and last.until == step and last.num_tokens == sequence.num_reserved_tokens:
+        if last and last.until == step and last.num_tokens == reserved:
             last.until = step + 1
         else:
-            promises.append(
-                _Promise(step, step + 1, sequence.num_reserved_tokens, len(request.sequences))
-            )
-        most = self._most_computed.get(request, 0)
-        self._most_computed[request] = max(most, sequence.num_computed_tokens)
+            promises.append(_Promise(step, step + 1, reserved))
+        self._most_computed[sequence] = max(self._most_computed.get(sequence, 0), computed)
 
     def _num_unfit_blocks(self) -> int:
         batch = self._batch
-        head = next(iter(batch.waiting), None)
-        if head is None:
+        head = batch.waiting.head()
+        if head is None or not batch.policies.placement.contiguous:
             return 0
         num_needed = batch.tables.num_blocks_needed(head, head.num_remaining_tokens)
-        return batch.pool.free_space.num_unfit(num_needed * len(head.sequences))
+        return batch.pool.free_space.num_unfit(num_needed * len(head.live))

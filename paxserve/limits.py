@@ -15,6 +15,8 @@ class Limits:
     max_model_len: prompt plus output tokens of one request.
     block_size: KV slots per block.
     num_blocks: blocks the host hands out, the null block 0 included.
+    num_host_blocks: blocks in the host's memory, to which preempted requests may be swapped out.
+    preempt_every_steps: preempt one request every so many steps, memory short or not; 0 never.
     """
 
     max_num_seqs: int
@@ -22,6 +24,8 @@ class Limits:
     max_model_len: int
     block_size: int
     num_blocks: int
+    num_host_blocks: int = 0
+    preempt_every_steps: int = 0
 
     def __post_init__(self) -> None:
         """Reject sizes that no engine can run with."""
@@ -31,6 +35,8 @@ class Limits:
             ("max_model_len", 2),
             ("block_size", 1),
             ("num_blocks", 2),
+            ("num_host_blocks", 0),
+            ("preempt_every_steps", 0),
         ):
             if getattr(self, name) < low:
                 raise ValueError(f"{name} must be at least {low}, got {getattr(self, name)}")

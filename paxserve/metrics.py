@@ -11,7 +11,8 @@ where it has the figure. Seconds inside; `_ms` only in the summary. Must not kno
 
     tpot = (e2e - ttft) / (num_output_tokens - 1), undefined for one token; ttft + sum(itl) = e2e;
     normalized latency = e2e / num_output_tokens (vLLM paper). The first token is the first ever:
-    a preemption does not reset it.
+    a preemption does not reset it. With several sequences, ttft is the first token of any, e2e the
+    last of all, tpot their mean, and lengths count per sequence in the normalized latency.
 """
 
 from collections.abc import Iterable, Sequence
@@ -46,14 +47,22 @@ class RequestRecord(NamedTuple):
     num_recomputed_tokens: int
     itl_s: tuple[float, ...]
     output_token_ids: tuple[int, ...]
+    num_sequences: int
+    num_cached_tokens: int
+    client: str
+    priority: int
+    live_slot_s: float
+    promised_slot_s: float
+    held_slot_s: float
 
 
 def request_record(request: Request) -> RequestRecord:
     """Figures of one request."""
-    times = request.token_times_s
-    num_output, arrival_s = len(times), request.arrival_s
-    ttft_s = times[0] - arrival_s if times else None
-    e2e_s = times[-1] - arrival_s if times else None
+    times = [s.token_times_s for s in request.sequences if s.token_times_s]
+    num_output, arrival_s = request.num_output_tokens, request.arrival_s
+    ttft_s = min(own[0] for own in times) - arrival_s if times else None
+    e2e_s = max(own[-1] for own in times) - arrival_s if times else None
+    tpots_s = [(own[-1] - own[0]) / (len(own) - 1) for own in times if len(own) > 1]
     queue_s = request.first_scheduled_s
     return RequestRecord(
         request_id=request.request_id,
@@ -64,13 +73,20 @@ def request_record(request: Request) -> RequestRecord:
         arrival_s=arrival_s,
         queue_time_s=None if queue_s is None else queue_s - arrival_s,
         ttft_s=ttft_s,
-        tpot_s=(times[-1] - times[0]) / (num_output - 1) if num_output > 1 else None,
+        tpot_s=float(np.mean(tpots_s)) if tpots_s else None,
         e2e_s=e2e_s,
-        normalized_latency_s=None if e2e_s is None else e2e_s / num_output,
+        normalized_latency_s=None if e2e_s is None else e2e_s * len(times) / num_output,
         num_preemptions=request.num_preemptions,
         num_recomputed_tokens=request.num_recomputed_tokens,
-        itl_s=tuple(np.diff(times).tolist()),
+        itl_s=tuple([gap for own in times for gap in np.diff(own).tolist()]),
         output_token_ids=tuple(request.output_token_ids),
+        num_sequences=len(request.sequences),
+        num_cached_tokens=request.num_hit_tokens,
+        client=request.origin.client,
+        priority=request.origin.priority,
+        live_slot_s=request.live_slot_s,
+        promised_slot_s=request.promised_slot_s,
+        held_slot_s=request.held_slot_s,
     )
 
 

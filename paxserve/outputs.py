@@ -3,9 +3,10 @@
 Owns: the public result records and how they follow from a `Request`. Must not know: the engine.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
-from paxserve.request import Request
+from paxserve.request import Request, Sequence
 from paxserve.step import TokenLogprobs
 
 
@@ -61,7 +62,9 @@ class RequestOutput:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
-    """What one step added to one request: whole characters, and the new token ids."""
+    """What one step added to one sequence of a request (`index`): whole characters, and the new
+    token ids. `finished` is the sequence's end.
+    """
 
     request_id: str
     text: str
@@ -69,35 +72,46 @@ class Delta:
     finished: bool
     finish_reason: str | None
     error: str | None = None
+    index: int = 0
 
 
-def request_output(request: Request, text: str) -> RequestOutput:
-    """The output of a request so far."""
-    entries = request.logprobs if request.params.logprobs is not None else None
+def request_output(request: Request, texts: SequenceOf[str]) -> RequestOutput:
+    """The output of a request so far; a text per sequence."""
+    first_times = [s.token_times_s[0] for s in request.sequences if s.token_times_s]
     return RequestOutput(
         request_id=request.request_id,
         prompt=request.prompt,
         prompt_token_ids=list(request.prompt_token_ids),
         outputs=[
-            CompletionOutput(
-                index=0,
-                text=text,
-                token_ids=list(request.output_token_ids),
-                cumulative_logprob=sum(e.logprob for e in entries) if entries else None,
-                logprobs=None if entries is None else _logprobs(request, entries),
-                finish_reason=request.finish_reason and request.finish_reason.value,
-                stop_reason=request.stop_reason,
-            )
+            _completion(request, sequence, text)
+            for sequence, text in zip(request.sequences, texts, strict=True)
         ],
         finished=request.finish_reason is not None,
         metrics=RequestMetrics(
             arrival_time=request.arrival_s,
             first_scheduled_time=request.first_scheduled_s,
-            first_token_time=request.token_times_s[0] if request.token_times_s else None,
+            first_token_time=min(first_times, default=None),
             finished_time=request.finished_s,
             num_preemptions=request.num_preemptions,
         ),
         error=request.error,
+        num_cached_tokens=request.num_hit_tokens,
+    )
+
+
+def _completion(request: Request, sequence: Sequence, text: str) -> CompletionOutput:
+    entries = sequence.logprobs if request.params.logprobs is not None else None
+    cumulative = sequence.cumulative_logprob if request.beams is not None else None
+    if entries:
+        cumulative = sum(e.logprob for e in entries)
+    return CompletionOutput(
+        index=sequence.index,
+        text=text,
+        token_ids=request.output_of(sequence),
+        cumulative_logprob=cumulative,
+        logprobs=None if entries is None else _logprobs(request.output_of(sequence), entries),
+        finish_reason=sequence.finish_reason and sequence.finish_reason.value,
+        stop_reason=sequence.stop_reason,
     )
 
 
@@ -123,10 +137,12 @@ def rejected_output(prompt: str | None, error: str) -> RequestOutput:
     )
 
 
-def _logprobs(request: Request, entries: list[TokenLogprobs]) -> list[dict[int, Logprob]]:
+def _logprobs(
+    token_ids: SequenceOf[int], entries: SequenceOf[TokenLogprobs]
+) -> list[dict[int, Logprob]]:
     """Per position: the best ids by rank, and the sampled one."""
     positions = []
-    for token, entry in zip(request.output_token_ids, entries, strict=True):
+    for token, entry in zip(token_ids, entries, strict=True):
         best = zip(entry.top_ids, entry.top_logprobs, strict=True)
         position = {
             token_id: Logprob(logprob=logprob, rank=rank)

@@ -45,6 +45,17 @@ class PackedStep(NamedTuple):
     variant: Variant
 
 
+class _Tokens(NamedTuple):
+    """The T tokens of R rows, before padding: ids, rows and positions [T]; starts [R + 1], the
+    first token of each row and the total.
+    """
+
+    ids: np.ndarray
+    rows: np.ndarray
+    positions: np.ndarray
+    starts: np.ndarray
+
+
 class Packer:
     """Invariant: `_tables[row, :n]` is the block table of the sequence in that row."""
 
@@ -54,6 +65,7 @@ class Packer:
         self._block_size = limits.block_size
         self._num_slots = num_slots
         self._no_row = num_rows
+        self._count = np.arange(max(num_rows, limits.max_num_batched_tokens) + 1, dtype=np.int32)
         self._tables = np.zeros((num_rows, limits.blocks_per_row), np.int32)
         self._num_prompt_tokens = np.zeros(num_rows, np.int32)
         self._variants = np.zeros(num_rows, np.int8)
@@ -74,65 +86,75 @@ class Packer:
         for entry in plan.entries:
             self._enter(entry)
         for write in plan.table_writes:
-            end = write.start + len(write.block_ids)
-            self._tables[write.row, write.start : end] = write.block_ids
+            columns = self._tables[write.row, write.start :]
+            # A placement may round a table up beyond max_model_len; no context reaches that far.
+            block_ids = write.block_ids[: len(columns)]
+            columns[: len(block_ids)] = block_ids
         _, row_column, first_column, num_column, samples_column, token_column = zip(
             *plan.rows, strict=True
         )
-        rows = np.array(row_column, np.int32)
+        rows = _int32(row_column)
         bucket = self._buckets.choose(num_tokens=sum(num_column), num_rows=len(rows))
         variant = VARIANTS[self._variants[rows].max()]
-        first = np.array(first_column, np.int32)
-        ends = first + np.array(num_column, np.int32)
-        samples = np.array(samples_column, np.int32)
-        token_ids = _token_ids(token_column)
-        arrays = self._pad(rows, first, ends, token_ids, samples, bucket)
-        if variant is not Variant.GREEDY:
-            arrays = arrays._replace(sampling=self._sampling(rows, ends, bucket.num_rows))
+        tokens = self._tokens(_int32(first_column), num_column, _token_ids(token_column))
+        sampled = rows if all(samples_column) else self._sampled(rows, samples_column)
+        arrays = self._pad(rows, sampled, tokens, plan.unwritten, bucket, variant)
         return PackedStep(arrays, bucket, variant)
 
     def padding(self, bucket: Bucket, variant: Variant) -> PackedStep:
         """A step of this shape without a single real token: for warm-up; nothing is written."""
         nothing = np.zeros(0, np.int32)
-        arrays = self._pad(nothing, nothing, nothing, nothing, nothing, bucket)
-        if variant is not Variant.GREEDY:
-            arrays = arrays._replace(sampling=self._sampling(nothing, nothing, bucket.num_rows))
+        tokens = self._tokens(nothing, (), nothing)
+        arrays = self._pad(nothing, nothing, tokens, (), bucket, variant)
         return PackedStep(arrays, bucket, variant)
+
+    def _tokens(self, first: np.ndarray, num_column: tuple[int, ...], ids: np.ndarray) -> _Tokens:
+        """Decodes alone, the usual step, need no arithmetic: token i belongs to row i."""
+        num_rows, num_tokens = len(first), len(ids)
+        starts, token_rows = self._count[: num_rows + 1], self._count[:num_rows]
+        if num_tokens == num_rows:
+            return _Tokens(ids, token_rows, first, starts)
+        lengths = _int32(num_column)
+        starts = np.zeros(num_rows + 1, np.int32)
+        np.cumsum(lengths, out=starts[1:])
+        token_rows = np.repeat(token_rows, lengths)
+        positions = self._count[:num_tokens] + (first - starts[:-1])[token_rows]
+        return _Tokens(ids, token_rows, positions, starts)
+
+    def _sampled(self, rows: np.ndarray, samples_column: tuple[int, ...]) -> np.ndarray:
+        return np.where(_int32(samples_column) > 0, rows, np.int32(self._no_row))
 
     def _pad(
         self,
         rows: np.ndarray,
-        first: np.ndarray,
-        ends: np.ndarray,
-        token_ids: np.ndarray,
-        samples: np.ndarray,
+        sampled: np.ndarray,
+        tokens: _Tokens,
+        unwritten: tuple[int, ...],
         bucket: Bucket,
+        variant: Variant,
     ) -> StepArrays:
-        num_rows, num_tokens = len(rows), len(token_ids)
-        cu_q_lens = np.full(bucket.num_rows + 1, num_tokens, np.int32)
-        cu_q_lens[0] = 0
-        np.cumsum(ends - first, out=cu_q_lens[1 : num_rows + 1])
-        token_rows = np.repeat(np.arange(num_rows, dtype=np.int32), ends - first)
-        positions = np.arange(num_tokens, dtype=np.int32)
-        positions += (first - cu_q_lens[:num_rows])[token_rows]
-        blocks, offsets = np.divmod(positions, np.int32(self._block_size))
-        tables = self._tables[rows]
-        slots = tables[token_rows, blocks] * self._block_size + offsets
+        num_rows, num_tokens = len(rows), len(tokens.ids)
+        last_tokens = tokens.starts[1:] - np.int32(1)
+        ends = tokens.positions[last_tokens] + np.int32(1)
+        tables = self._tables.take(rows, axis=0)
+        blocks, offsets = np.divmod(tokens.positions, np.int32(self._block_size))
+        slots = tables[tokens.rows, blocks] * np.int32(self._block_size) + offsets
+        if unwritten:
+            slots[last_tokens[list(unwritten)]] = self._num_slots
+        greedy = variant is Variant.GREEDY
         return StepArrays(
-            token_ids=_padded(token_ids, bucket.num_tokens, 0),
-            token_rows=_padded(token_rows, bucket.num_tokens, 0),
-            positions=_padded(positions, bucket.num_tokens, 0),
+            token_ids=_padded(tokens.ids, bucket.num_tokens, 0),
+            token_rows=_padded(tokens.rows, bucket.num_tokens, 0),
+            positions=_padded(tokens.positions, bucket.num_tokens, 0),
             slots=_padded(slots, bucket.num_tokens, self._num_slots),
             block_table=_padded(tables, bucket.num_rows, 0),
             context_lens=_padded(ends, bucket.num_rows, 0),
-            cu_q_lens=cu_q_lens,
+            cu_q_lens=_padded(tokens.starts, bucket.num_rows + 1, num_tokens),
             num_rows=np.int32(num_rows),
             row_ids=_padded(rows, bucket.num_rows, self._no_row),
-            sampled_row_ids=_padded(
-                np.where(samples > 0, rows, np.int32(self._no_row)), bucket.num_rows, self._no_row
-            ),
-            last_tokens=_padded(cu_q_lens[1 : num_rows + 1] - 1, bucket.num_rows, 0),
-            sampling=None,
+            sampled_row_ids=_padded(sampled, bucket.num_rows, self._no_row),
+            last_tokens=_padded(last_tokens, bucket.num_rows, 0),
+            sampling=None if greedy else self._sampling(rows, ends, bucket.num_rows),
         )
 
     def _enter(self, entry: RowEntry) -> None:
@@ -172,8 +194,12 @@ def _token_ids(columns: tuple[tuple[int, ...], ...]) -> np.ndarray:
     return np.array([token for tokens in columns for token in tokens or (-1,)], np.int32)
 
 
+def _int32(values: tuple[int, ...]) -> np.ndarray:
+    return np.fromiter(values, np.int32, len(values))
+
+
 def _padded(values: np.ndarray, size: int, fill: float) -> np.ndarray:
-    """`values`, a fresh array of this step, with its first axis filled up to `size`."""
+    """`values`, which nobody will change, with its first axis filled up to `size`."""
     if len(values) == size:
         return values
     out = np.full((size, *values.shape[1:]), fill, values.dtype)

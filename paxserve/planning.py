@@ -1,21 +1,25 @@
 """One step being decided: the batching policy proposes, this answers, a `StepPlan` comes out.
 
-Owns: the token budget of the step, the grants, and what a shortage of memory leads to. In: the
-batch and the policies. Out: the plan. Must not know: token values beyond those a row needs as
-input, results, time.
+Owns: the token budget of the step, and the grants. In: the batch and the policies. Out: the plan.
+Must not know: token values beyond those a row needs as input, results, time.
+
+Its two hands: `admitting.py` lets a waiting request in, `preempting.py` makes a running one leave;
+what the step has been given so far lies in `draft.py`.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
+from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
 from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
+from paxserve.draft import StepDraft
 from paxserve.events import EventLog, Kind
-from paxserve.gate import MemoryView
+from paxserve.forks import Claim, num_grantable, reads_again, spread
 from paxserve.policies import Policies
-from paxserve.preemption import Method, VictimView
+from paxserve.preempting import Preempting
 from paxserve.request import FinishReason, Request, State
 from paxserve.request import Sequence as TokenSequence
-from paxserve.step import RowEntry, RowPlan, StepPlan, TableWrite
+from paxserve.step import RowPlan, StepPlan
 
 _new_tuple = tuple.__new__  # half the cost of RowPlan(...), on the path of every decoded token
 
@@ -37,16 +41,15 @@ class StepInMaking:
     ) -> None:
         self.limits = batch.limits
         self.previous = previous
-        self.budget_left = batch.limits.max_num_batched_tokens
-        self.num_preempted = 0
-        self.num_failed = 0
+        self._draft = draft = StepDraft(budget_left=batch.limits.max_num_batched_tokens)
         self._batch = batch
         self._policies = policies
         self._events = events
-        self._rows: dict[int, RowPlan] = {}
-        self._entries: dict[int, RowEntry] = {}
-        self._table_starts: dict[int, int] = {}
-        self._dropped: set[Request] = set()  # preempted, or ended, in this step
+        self._admitting = Admitting(batch=batch, draft=draft, events=events)
+        self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
+        cache = policies.prefix_cache
+        self._publishes = cache.shares and cache.publish == "planning"
+        self._order: Iterable[Request] = batch.waiting.order(self._num_cached_tokens)
 
     # What the policy sees.
 
@@ -55,9 +58,19 @@ class StepInMaking:
         """See `View.running`."""
         return tuple(self._batch.running)
 
+    @property
+    def budget_left(self) -> int:
+        """See `View.budget_left`."""
+        return self._draft.budget_left
+
+    @property
+    def num_changed(self) -> int:
+        """Requests that were preempted or ended in this step."""
+        return self._draft.num_preempted + self._draft.num_failed
+
     def waiting(self) -> Iterator[Request]:
         """See `View.waiting`."""
-        return iter(self._batch.waiting)
+        return iter(self._order)
 
     # What the policy gets.
 
@@ -71,74 +84,74 @@ class StepInMaking:
             case Grant(request, num_tokens, num_kept):
                 return self._grant(request, num_tokens, num_kept)
 
+    def preempt(self, requests: Iterable[Request], why: str) -> None:
+        """Preempt running requests whatever the memory."""
+        for request in requests:
+            self._preempting.preempt(request, why=why)
+
     def to_plan(self, step_id: int) -> StepPlan | None:
-        """The finished plan, or None if nothing is computed."""
-        if not self._rows:
-            if self._entries:
-                raise RuntimeError(
-                    f"{type(self._policies.batching).__name__} admitted sequences "
-                    f"{list(self._entries)} but computes nothing: the executor would miss them"
-                )
-            return None
-        self._log_grants()
-        return StepPlan(
-            step_id=step_id,
-            rows=tuple(self._rows.values()),
-            entries=tuple(self._entries.values()),
-            table_writes=tuple(self._table_writes()),
-        )
+        """The finished plan, or None if nothing is to be done."""
+        if not self._draft.rows and self._draft.newcomers:
+            admitted = [request.request_id for request in self._draft.newcomers]
+            raise RuntimeError(
+                f"{type(self._policies.batching).__name__} admitted {admitted} but computes "
+                "nothing: the executor would miss them"
+            )
+        return self._draft.to_plan(step_id, self._batch, self._events)
 
     def _admit(self, request: Request, num_tokens: int) -> Verdict:
-        reason = self._reason_to_hold_back(request, num_tokens)
-        if reason is not None:
-            return self._refuse(request, num_tokens, *reason)
-        self._batch.enter(request)
-        for sequence in request.sequences:
-            self._table_starts[sequence.sequence_id] = 0
-            self._entries[sequence.sequence_id] = RowEntry(
-                sequence.sequence_id, sequence.row, request.num_prompt_tokens, request.sampling
-            )
-        return Verdict(num_tokens)
+        """Static batching's way in: a row and memory, nothing computed yet."""
+        answer = self._let_in(request, num_tokens, num_budget=num_tokens)
+        if isinstance(answer, Refusal):
+            return self._refuse(request, num_tokens, answer)
+        num_granted = sum([claim.num_tokens for claim in answer])
+        return Verdict(num_granted, num_cached_tokens=request.num_cached_tokens)
 
     def _grant(self, request: Request, num_tokens: int, num_kept: int) -> Verdict:
-        in_range = 1 <= num_tokens <= request.num_remaining_tokens
-        is_granted = request.sequence.sequence_id in self._rows
-        if not in_range or is_granted or request.state is State.FINISHED:
-            raise self._wrong_grant(request, num_tokens)
-        if num_tokens * len(request.sequences) > self.budget_left - num_kept:
-            return self._refuse(request, num_tokens, Reason.BUDGET)
-        num_before = self.num_preempted
+        self._check_grant(request, num_tokens)
+        num_budget = self._draft.budget_left - num_kept
+        num_before, num_cached = self._draft.num_preempted, 0
         if request.state is State.WAITING:
-            verdict = self._admit(request, num_tokens)
-            if verdict.refused:
-                return verdict
-        elif not self._make_room(request, num_tokens):
-            return Verdict(0, refused=Reason.BLOCKS, num_preempted=self.num_preempted - num_before)
-        for sequence in request.sequences:
-            self._compute(sequence, num_tokens)
-        return Verdict(num_tokens, num_preempted=self.num_preempted - num_before)
+            answer = self._let_in(request, num_tokens, num_budget=num_budget)
+            num_cached = request.num_cached_tokens
+        else:
+            answer = self._go_on(request, num_tokens, num_budget)
+        num_preempted = self._draft.num_preempted - num_before
+        if isinstance(answer, Refusal):
+            return self._refuse(request, num_tokens, answer, num_preempted)
+        num_granted = self._compute(request, answer)
+        return Verdict(num_granted, num_cached_tokens=num_cached, num_preempted=num_preempted)
 
     def _decode(self, requests: Sequence[Request]) -> Verdict:
         """One token for each of many: the path of nearly every token, so the loop makes no calls
-        but for a row's tuple, and for memory once in `block_size` tokens.
+        but for a row's tuple, and for memory and the prefix cache once in `block_size` tokens.
         """
-        num_before, budget_before, refused = self.num_preempted, self.budget_left, None
-        block_size, rows, running = self.limits.block_size, self._rows, State.RUNNING
+        draft = self._draft
+        num_before, refused = draft.num_preempted, None
+        block_size, rows, running = self.limits.block_size, draft.rows, State.RUNNING
+        publishes, num_granted = self._publishes, 0
         for request in requests:
             if request.state is not running:
-                if request in self._dropped:
+                if request in draft.dropped:
                     continue  # it made room for one before it, or outgrew the pool
                 raise self._wrong_grant(request, 1)
-            if not self.budget_left:
+            if len(request.sequences) > 1:
+                verdict = self._grant(request, len(request.live), 0)
+                num_granted += verdict.num_tokens
+                if verdict.refused is Reason.BUDGET:
+                    refused = Reason.BUDGET
+                    break
+                continue
+            if draft.budget_left <= 0:
                 refused = Reason.BUDGET
                 break
-            sequence = request.sequences[0]
+            (sequence,) = request.sequences
             position, sequence_id = sequence.num_computed_tokens, sequence.sequence_id
             if sequence.num_known_tokens - position != 1 or sequence_id in rows:
                 raise self._wrong_grant(request, 1)
-            is_full = position == len(sequence.block_table) * block_size
-            if is_full and not self._make_room(request, 1):
-                continue
+            if position == len(sequence.block_table) * block_size:
+                if not self._make_room(request, [Claim(sequence, 1)]):
+                    continue
             on_device = position >= sequence.num_entry_tokens
             tokens = () if on_device else (sequence.token_ids[position],)
             sequence.num_computed_tokens = position + 1
@@ -146,84 +159,123 @@ class StepInMaking:
             rows[sequence_id] = _new_tuple(
                 RowPlan, (sequence_id, sequence.row, position, 1, 1, tokens)
             )
-            self.budget_left -= 1
+            draft.budget_left -= 1
+            num_granted += 1
+            if publishes and not (position + 1) % block_size:
+                self._publish(request, sequence)
         return Verdict(
-            max(0, budget_before - self.budget_left),
-            refused=refused,
-            num_preempted=self.num_preempted - num_before,
+            num_granted, refused=refused, num_preempted=draft.num_preempted - num_before
         )
 
     # How it is done.
 
+    def _check_grant(self, request: Request, num_tokens: int) -> None:
+        is_granted = any([s.sequence_id in self._draft.rows for s in request.live])
+        in_range = 1 <= num_tokens <= request.num_remaining_tokens
+        if not in_range or is_granted or request.state is State.FINISHED:
+            raise self._wrong_grant(request, num_tokens)
+
     def _wrong_grant(self, request: Request, num_tokens: int) -> RuntimeError:
+        is_granted = any([s.sequence_id in self._draft.rows for s in request.live])
         return RuntimeError(
             f"{type(self._policies.batching).__name__} granted {num_tokens} tokens to request "
             f"{request.request_id}, which is {request.state}, has {request.num_remaining_tokens} "
-            f"to compute, and was granted in this step already: "
-            f"{request.sequence.sequence_id in self._rows}"
+            f"to compute, and was granted in this step already: {is_granted}"
         )
 
-    def _compute(self, sequence: TokenSequence, num_tokens: int) -> None:
-        first, known = sequence.num_computed_tokens, sequence.num_known_tokens
-        end = first + num_tokens
-        on_device = num_tokens == 1 and first >= sequence.num_entry_tokens
-        sequence.num_computed_tokens = end
-        sequence.num_known_tokens += int(end == known)
-        self._rows[sequence.sequence_id] = RowPlan(
-            sequence_id=sequence.sequence_id,
-            row=sequence.row,
-            first_position=first,
-            num_tokens=num_tokens,
-            num_samples=int(end == known),
-            tokens=() if on_device else tuple(sequence.token_ids[first:end]),
-        )
-        self.budget_left -= num_tokens
+    def _let_in(
+        self, request: Request, num_tokens: int, *, num_budget: int
+    ) -> list[Claim] | Refusal:
+        """Admit a waiting request, in the place of others if its order says so."""
+        while True:
+            answer = self._admitting.admit(request, num_tokens, num_budget=num_budget)
+            is_short = isinstance(answer, Refusal) and answer.reason in (Reason.ROWS, Reason.BLOCKS)
+            if not is_short or request in self._draft.dropped:
+                return answer
+            displaced = self._displaced_by(request)
+            if displaced is None:
+                return answer
+            budget_before = self._draft.budget_left
+            self._preempting.preempt(displaced, why=f"displaced by {request.request_id}")
+            num_budget += self._draft.budget_left - budget_before
 
-    def _make_room(self, request: Request, num_tokens: int) -> bool:
-        """Slots for `num_tokens` more of a running request, preempting until they are found."""
-        target = request.sequence.num_computed_tokens + num_tokens
-        tables = self._batch.tables
-        self._note_tables(request)
-        while not tables.hold(request, target):
-            num_needed = tables.num_blocks_needed(request, target) * len(request.sequences)
+    def _displaced_by(self, request: Request) -> Request | None:
+        """The running request that ranks last, if it ranks behind this waiting one."""
+        if not self._policies.admission.displaces_running or not self._batch.running:
+            return None
+        rank = self._batch.waiting.rank
+        last = max(self._batch.running, key=lambda r: (rank(r), r.arrival_seq))
+        return last if rank(last) > rank(request) else None
+
+    def _go_on(self, request: Request, num_tokens: int, num_budget: int) -> list[Claim] | Refusal:
+        """Memory for more tokens of a running request."""
+        num_tokens = num_grantable(request, num_tokens)
+        if not 0 < num_tokens <= num_budget:
+            return Refusal(Reason.BUDGET)
+        claims = spread(request, num_tokens)
+        return claims if self._make_room(request, claims) else Refusal(Reason.BLOCKS)
+
+    def _make_room(self, request: Request, claims: Sequence[Claim]) -> bool:
+        """Slots for the next tokens of a running request, preempting until they are found."""
+        tables, pool = self._batch.tables, self._batch.pool
+        num_evicted = pool.num_evicted
+        while not tables.hold(request, claims):
+            num_held = len({b for s in request.live for b in s.block_table})
+            num_needed = num_held + tables.num_missing_blocks(request, claims)
             if num_needed > self.limits.num_usable_blocks:
                 self._fail(request, num_needed)
                 return False
             victim = min(self._batch.running, key=self._policies.victim.key)
-            self._preempt(victim)
-            if victim is request:
+            self._preempting.preempt(victim)
+            if request.state is not State.RUNNING:
                 return False
+        if pool.num_evicted > num_evicted:
+            num_slots = (pool.num_evicted - num_evicted) * self.limits.block_size
+            self._events.add(Kind.EVICTED, request.request_id, num_tokens=num_slots)
+        for claim in claims:
+            self._draft.touched[claim.sequence.sequence_id] = claim.sequence
         return True
 
-    def _preempt(self, victim: Request) -> None:
-        """Take a running request's memory and what it was granted in this step."""
-        num_lost, is_newcomer = 0, victim.sequence.sequence_id in self._entries
-        for sequence in victim.sequences:
-            returned = self._rows.pop(sequence.sequence_id, None)
-            num_lost += sequence.num_computed_tokens
-            if returned is not None:
-                self.budget_left += returned.num_tokens
-                sequence.num_known_tokens -= returned.num_samples
-                num_lost -= returned.num_tokens
-            self._entries.pop(sequence.sequence_id, None)
-            self._table_starts.pop(sequence.sequence_id, None)
-        self._dropped.add(victim)
-        self.num_preempted += 1
-        if is_newcomer:  # it never ran here, so it is held back, not preempted
-            self._batch.withdraw(victim)
-            num_tokens = victim.num_remaining_tokens
-            self._log_held_back(victim, num_tokens, str(Reason.BLOCKS))
-            return
-        method = self._policies.preemption.choose(victim, VictimView(num_lost, 0, 0))
-        if method is not Method.RECOMPUTE:
-            raise RuntimeError(f"preemption method {method!r} is not known to the scheduler")
-        self._batch.preempt(victim, num_lost_tokens=num_lost, method=str(method))
+    def _compute(self, request: Request, claims: Sequence[Claim]) -> int:
+        """The claimed tokens become rows; returns how many there are."""
+        draft, num_granted = self._draft, 0
+        for sequence, num_tokens in claims:
+            first, known = sequence.num_computed_tokens, sequence.num_known_tokens
+            end = first + num_tokens
+            if sequence.source is not None:
+                if reads_again(sequence):
+                    draft.unwritten.add(sequence.sequence_id)
+                draft.started[sequence] = sequence.source
+                sequence.source = None
+                sequence.num_published_blocks = first // self.limits.block_size
+            on_device = num_tokens == 1 and first >= sequence.num_entry_tokens
+            sequence.num_computed_tokens = end
+            sequence.num_known_tokens += int(end == known)
+            draft.rows[sequence.sequence_id] = RowPlan(
+                sequence_id=sequence.sequence_id,
+                row=sequence.row,
+                first_position=first,
+                num_tokens=num_tokens,
+                num_samples=int(end == known),
+                tokens=() if on_device else tuple(sequence.token_ids[first:end]),
+            )
+            num_granted += num_tokens
+            if self._publishes:
+                self._publish(request, sequence)
+        draft.budget_left -= num_granted
+        return num_granted
+
+    def _publish(self, request: Request, sequence: TokenSequence) -> None:
+        published = self._batch.publish(request, sequence)
+        if published:
+            self._draft.published.setdefault(request, []).extend(published)
+
+    def _num_cached_tokens(self, request: Request) -> int:
+        return self._batch.num_cached_tokens(request)
 
     def _fail(self, request: Request, num_needed: int) -> None:
-        for sequence in request.sequences:
-            self._table_starts.pop(sequence.sequence_id, None)
-        self._dropped.add(request)
-        self.num_failed += 1
+        self._preempting.drop(request)
+        self._draft.num_failed += 1
         self._batch.finish(
             request,
             FinishReason.ERROR,
@@ -234,58 +286,16 @@ class StepInMaking:
             ),
         )
 
-    def _reason_to_hold_back(
-        self, request: Request, num_tokens: int
-    ) -> tuple[Reason] | tuple[Reason, str] | None:
-        if request in self._dropped:
-            return (Reason.BLOCKS,)
-        if len(request.sequences) > len(self._batch.free_rows):
-            return (Reason.ROWS,)
-        tables = self._batch.tables
-        memory = MemoryView(
-            num_usable=self.limits.num_usable_blocks,
-            num_free=self._batch.pool.num_free,
-            num_needed=tables.num_blocks_needed(request, num_tokens) * len(request.sequences),
-        )
-        for gate in self._policies.gates:
-            if (why := gate.refusal(None, request, memory)) is not None:
-                return Reason.GATE, why
-        return None if tables.hold(request, num_tokens) else (Reason.BLOCKS,)
-
-    def _refuse(self, request: Request, num_tokens: int, reason: Reason, why: str = "") -> Verdict:
+    def _refuse(
+        self, request: Request, num_tokens: int, refusal: Refusal, num_preempted: int = 0
+    ) -> Verdict:
         is_head = next(self.waiting(), None) is request
-        if is_head and request not in self._dropped:
-            self._log_held_back(request, num_tokens, f"{reason}: {why}" if why else str(reason))
-        return Verdict(0, refused=reason)
-
-    def _log_held_back(self, request: Request, num_tokens: int, detail: str) -> None:
-        self._events.add(Kind.HELD_BACK, request.request_id, num_tokens=num_tokens, detail=detail)
-
-    def _log_grants(self) -> None:
-        """Who entered and who computes a chunk, now that no grant can be returned any more."""
-        for sequence_id, entry in self._entries.items():
-            request, sequence = self._batch.by_sequence[sequence_id]
-            if request.first_scheduled_s is None:
-                request.first_scheduled_s = self._events.now_s
+        if is_head and request not in self._draft.dropped:
+            reason, why = refusal
             self._events.add(
-                Kind.ENTERED,
+                Kind.HELD_BACK,
                 request.request_id,
-                num_tokens=sequence.num_entry_tokens,
-                row=entry.row,
+                num_tokens=num_tokens,
+                detail=f"{reason}: {why}" if why else str(reason),
             )
-        for row in self._rows.values():
-            if row.num_tokens > 1:
-                request, _ = self._batch.by_sequence[row.sequence_id]
-                self._events.add(
-                    Kind.CHUNK, request.request_id, num_tokens=row.num_tokens, row=row.row
-                )
-
-    def _note_tables(self, request: Request) -> None:
-        for sequence in request.sequences:
-            self._table_starts.setdefault(sequence.sequence_id, len(sequence.block_table))
-
-    def _table_writes(self) -> Iterator[TableWrite]:
-        for sequence_id, start in self._table_starts.items():
-            _, sequence = self._batch.by_sequence[sequence_id]
-            if len(sequence.block_table) > start:
-                yield TableWrite(sequence.row, start, tuple(sequence.block_table[start:]))
+        return Verdict(0, refused=refusal.reason, num_preempted=num_preempted)

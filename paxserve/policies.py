@@ -7,12 +7,15 @@ choice was named (see `compose.py`), or what any policy does inside.
 import inspect
 from dataclasses import dataclass
 
-from paxserve.admission import Admission
+from paxserve.admission import Admission, Reordering
 from paxserve.batching import Batching
+from paxserve.eviction import Eviction
 from paxserve.gate import Gate
 from paxserve.limits import Limits
 from paxserve.placement import Placement
 from paxserve.preemption import Preemption
+from paxserve.prefix_cache import PrefixCache
+from paxserve.request import Request
 from paxserve.reservation import Reservation
 from paxserve.victim import Victim
 
@@ -25,9 +28,18 @@ class Policies:
     batching: Batching
     reservation: Reservation
     placement: Placement
+    prefix_cache: PrefixCache
+    eviction: Eviction
     victim: Victim
     preemption: Preemption
     gates: tuple[Gate, ...] = ()
+
+    @property
+    def shares(self) -> bool:
+        """Whether two sequences may hold one block: their tables need not be one run, and nothing
+        is promised ahead that only one of them could write.
+        """
+        return self.reservation.grows and not self.placement.contiguous
 
     def check(self, limits: Limits) -> None:
         """Refuse combinations that cannot run.
@@ -49,10 +61,62 @@ class Policies:
                 f"{limits.max_num_batched_tokens} must be at least max_model_len="
                 f"{limits.max_model_len}: raise it, lower max_model_len, or choose chunked_prefill"
             )
+        self._check_pairs(limits)
         if not self.reservation.grows and limits.num_usable_slots < limits.max_model_len:
             raise ValueError(
-                f"reservation {type(self.reservation).__name__} holds max_model_len="
+                f"reservation {_name(self.reservation)} holds max_model_len="
                 f"{limits.max_model_len} tokens per request, but the pool has "
                 f"{limits.num_usable_slots} slots ({limits.num_usable_blocks} blocks of "
                 f"{limits.block_size}): give it more memory or lower max_model_len"
             )
+        self._check_longest_fits(limits)
+
+    def check_request(self, request: Request) -> None:
+        """Refuse a request that these choices cannot serve.
+
+        Raises:
+            ValueError: names the choice and what the request lacks.
+        """
+        if self.reservation.needs_true_lengths:
+            if request.origin.num_true_output_tokens is None:
+                raise ValueError(
+                    f"reservation {_name(self.reservation)} reads true output lengths, but request "
+                    f"{request.request_id} brings none: use a workload that knows them"
+                )
+        if request.beams is not None and not self.shares:
+            raise ValueError(
+                f"beam search shares blocks, which reservation {_name(self.reservation)} with "
+                f"placement {_name(self.placement)} does not allow: use on_demand and paged"
+            )
+
+    def _check_pairs(self, limits: Limits) -> None:
+        if self.prefix_cache.shares and self.placement.contiguous:
+            raise ValueError(
+                f"prefix_cache {_name(self.prefix_cache)} shares blocks between tables, but "
+                f"placement {_name(self.placement)} lays each table out as one run: use paged"
+            )
+        if isinstance(self.admission, Reordering) and not self.prefix_cache.shares:
+            raise ValueError(
+                f"admission {_name(self.admission)} orders by what is cached, but prefix_cache "
+                f"{_name(self.prefix_cache)} finds nothing: use hash_chain or radix"
+            )
+        if self.preemption.swaps and not limits.num_host_blocks:
+            raise ValueError(
+                f"preemption {_name(self.preemption)} copies blocks to the host, but there are no "
+                "host blocks: set limits.swap_space_gib"
+            )
+
+    def _check_longest_fits(self, limits: Limits) -> None:
+        num_blocks = limits.blocks_per_row
+        empty = self.placement.open(limits.num_blocks)
+        if not self.reservation.grows and empty.num_unfit(num_blocks) == empty.num_free:
+            raise ValueError(
+                f"reservation {_name(self.reservation)} may ask for {num_blocks} blocks, "
+                f"max_model_len={limits.max_model_len} in blocks of {limits.block_size}, for which "
+                f"placement {_name(self.placement)} has no place even in an empty pool of "
+                f"{limits.num_usable_blocks}: give it more memory or lower max_model_len"
+            )
+
+
+def _name(policy: object) -> str:
+    return type(policy).__name__

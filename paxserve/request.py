@@ -15,9 +15,13 @@ A finished request under static batching keeps its row and blocks until the batc
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import StrEnum
+from typing import TYPE_CHECKING
 
 from paxserve.sampling_params import SamplingParams
 from paxserve.step import RowSampling, TokenLogprobs
+
+if TYPE_CHECKING:
+    from paxserve.beam_search import Beams
 
 
 class State(StrEnum):
@@ -54,7 +58,10 @@ class Origin:
     cache_salt: str = ""
 
 
-@dataclass(slots=True, kw_only=True)
+NO_ORIGIN = Origin()
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """One token list, one block table, one row.
 
@@ -63,17 +70,33 @@ class Sequence:
     planned step is still to sample; `num_computed_tokens` counts tokens whose KV is valid once the
     planned steps have run. `num_entry_tokens` were known when it entered its row; later ones were
     sampled there, so the device has them. `num_reserved_tokens` were promised when its table last
-    grew. `row` is -1 while it has none.
+    grew. `num_published_blocks` have been offered to the prefix cache, `num_sent_blocks` of the
+    table are known to the executor. `row` is -1 while it has none.
+
+    `source`: another sequence of the request whose first `num_computed_tokens` tokens are its own
+    too; it takes its blocks over when it is first computed, and until then holds none.
+    `host_blocks` hold its computed tokens while it is swapped out.
     """
 
     sequence_id: int
     token_ids: list[int]
     num_known_tokens: int
+    index: int = 0
+    seed: int = 0
     num_computed_tokens: int = 0
     block_table: list[int] = field(default_factory=list)
     num_reserved_tokens: int = 0
     num_entry_tokens: int = 0
+    num_published_blocks: int = 0
+    num_sent_blocks: int = 0
     row: int = -1
+    source: "Sequence | None" = None
+    host_blocks: list[int] = field(default_factory=list)
+    token_times_s: list[float] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    cumulative_logprob: float = 0.0
+    finish_reason: FinishReason | None = None
+    stop_reason: int | str | None = None
 
     @property
     def num_remaining_tokens(self) -> int:
@@ -85,8 +108,12 @@ class Sequence:
 class Request:
     """What the user submitted, and how far it has come. Times are the engine clock's seconds.
 
-    `max_known_tokens` is the length, prompt included, at which it ends. `stop_ids` are all ids that
-    end it. `admitted_seq` numbers admissions and is renewed on resume.
+    `max_known_tokens` is the length, prompt included, at which a sequence ends. `stop_ids` are all
+    ids that end one. `live` are the sequences that have not ended. `admitted_seq` numbers
+    admissions and is renewed on resume. `num_lost_tokens` were given up and not computed again yet.
+    `num_cached_tokens` were found in the prefix cache when it was last admitted, `num_hit_tokens`
+    in all admissions together. Slot-seconds: KV slots times the time for which it had them, with
+    computed tokens (live), promised, and held at all; `Ledger.settle` fills them in.
     """
 
     request_id: str
@@ -99,23 +126,33 @@ class Request:
     stop_ids: frozenset[int]
     sequences: tuple[Sequence, ...]
     prompt: str | None = None
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
+    live: list[Sequence] = field(init=False)
+    beams: "Beams | None" = None
     state: State = State.WAITING
     admitted_seq: int = -1
     num_preemptions: int = 0
+    num_lost_tokens: int = 0
     num_recomputed_tokens: int = 0
+    num_cached_tokens: int = 0
+    num_hit_tokens: int = 0
     first_scheduled_s: float | None = None
     finished_s: float | None = None
-    token_times_s: list[float] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
     finish_reason: FinishReason | None = None
     stop_reason: int | str | None = None
     error: str | None = None
+    live_slot_s: float = 0.0
+    promised_slot_s: float = 0.0
+    held_slot_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        """Every sequence is live at first."""
+        self.live = list(self.sequences)
 
     @property
     def sequence(self) -> Sequence:
-        """The only sequence of a request with n = 1."""
+        """The first sequence: the only one of a request with n = 1."""
         return self.sequences[0]
 
     @property
@@ -125,15 +162,27 @@ class Request:
 
     @property
     def output_token_ids(self) -> SequenceOf[int]:
-        """Tokens produced so far."""
-        return self.sequences[0].token_ids[len(self.prompt_token_ids) :]
+        """Tokens produced so far by the first sequence."""
+        return self.output_of(self.sequences[0])
+
+    def output_of(self, sequence: Sequence) -> list[int]:
+        """Tokens produced so far by one of its sequences."""
+        return sequence.token_ids[len(self.prompt_token_ids) :]
 
     @property
     def num_output_tokens(self) -> int:
-        """Number of tokens produced so far."""
-        return len(self.sequences[0].token_ids) - len(self.prompt_token_ids)
+        """Number of tokens produced so far, by all sequences together."""
+        total = sum([len(sequence.token_ids) for sequence in self.sequences])
+        return total - len(self.sequences) * len(self.prompt_token_ids)
 
     @property
     def num_remaining_tokens(self) -> int:
-        """Known tokens that are not computed yet, in each sequence."""
-        return self.sequences[0].num_remaining_tokens
+        """Known tokens that are not computed yet, over its live sequences."""
+        if len(self.sequences) == 1:
+            return self.sequences[0].num_remaining_tokens
+        return sum([sequence.num_remaining_tokens for sequence in self.live])
+
+    @property
+    def is_decode(self) -> bool:
+        """Whether each live sequence lacks exactly one token."""
+        return self.num_remaining_tokens == len(self.live)

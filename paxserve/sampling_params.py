@@ -11,6 +11,8 @@ from typing import Any
 MAX_LOGPROBS = 20
 MAX_STOP_STRINGS = 16
 MAX_SUPPRESSED_IDS = 16
+MAX_SAMPLES = 64
+MAX_BEAM_WIDTH = MAX_LOGPROBS // 2  # each beam offers twice as many candidates
 MAX_SEED = 2**32 - 1
 MAX_COUNT = 2**31 - 1  # counts travel as int32
 
@@ -20,7 +22,9 @@ class SamplingParams:
     """How one request's tokens are chosen and when it ends.
 
     Attributes:
-        n: number of samples; only 1 is implemented.
+        n: number of samples, drawn independently of each other.
+        beam_width: search with this many beams instead of sampling; 0 is off.
+        length_penalty: beams are ranked by log-probability / length ** length_penalty.
         temperature: 0 is greedy; finite, at most 2 as in the usual APIs.
         top_k: keep the k most probable tokens; 0 or -1 is off.
         top_p: keep the smallest most-probable set with at least this mass, in (0, 1].
@@ -36,11 +40,13 @@ class SamplingParams:
         skip_special_tokens: leave special tokens out of the text.
 
     Raises:
-        ValueError: a value is out of range or not finite; the message names it.
-        NotImplementedError: `n` above 1.
+        ValueError: a value is out of range or not finite, or two do not go together; the message
+            names them.
     """
 
     n: int = 1
+    beam_width: int = 0
+    length_penalty: float = 1.0
     temperature: float = 1.0
     top_k: int = 0
     top_p: float = 1.0
@@ -61,9 +67,9 @@ class SamplingParams:
         object.__setattr__(self, "stop", stop)
         stop_token_ids = _sequence("stop_token_ids", self.stop_token_ids)
         object.__setattr__(self, "stop_token_ids", stop_token_ids)
-        _integer("n", self.n, low=1)
-        if self.n != 1:
-            raise NotImplementedError(f"n={self.n}: parallel samples are not implemented, use n=1")
+        _integer("n", self.n, low=1, high=MAX_SAMPLES)
+        _integer("beam_width", self.beam_width, low=0, high=MAX_BEAM_WIDTH)
+        _real("length_penalty", self.length_penalty, low=-10.0, high=10.0)
         _real("temperature", self.temperature, low=0.0, high=2.0)
         _integer("top_k", self.top_k, low=-1, high=MAX_COUNT)
         _real("top_p", self.top_p, low=0.0, high=1.0, open_low=True)
@@ -80,8 +86,29 @@ class SamplingParams:
             if not isinstance(getattr(self, flag), bool):
                 raise ValueError(f"{flag} must be true or false, got {getattr(self, flag)!r}")
         _check_stops(stop)
+        self._check_number()
         for token_id in self.stop_token_ids:
             _integer("stop_token_ids", token_id, low=0)
+
+    def _check_number(self) -> None:
+        """Rules between the number of samples and how they are chosen."""
+        if self.n > 1 and self.temperature == 0 and not self.beam_width:
+            raise ValueError(f"n={self.n} with temperature=0: greedy samples are all the same")
+        if not self.beam_width:
+            return
+        if self.n != 1:
+            raise ValueError(f"n={self.n} with beam_width={self.beam_width}: choose one of them")
+        if self.temperature != 0:
+            raise ValueError(
+                f"beam_width={self.beam_width} needs temperature=0, got {self.temperature}"
+            )
+        if self.logprobs is not None or self.stop:
+            raise ValueError("beam search takes neither logprobs nor stop strings")
+
+    @property
+    def num_sequences(self) -> int:
+        """Sequences that a request with these settings has."""
+        return self.beam_width or self.n
 
     @property
     def stop_strings(self) -> tuple[str, ...]:

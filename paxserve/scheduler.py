@@ -1,8 +1,8 @@
 """The scheduler: requests in, a `StepPlan` per step out, results applied.
 
-Owns: the cycle retire -> plan -> apply over `batch.py` (who holds what) and `planning.py` (one
-step's decisions). In: requests, aborts, step results, the time. Out: plans and events. Must not
-know: jax, text, how a plan is executed.
+Owns: the cycle retire -> plan -> apply over `batch.py` (who holds what), `planning.py` (one step's
+decisions) and `results.py` (what a step's tokens do to a request). In: requests, aborts, step
+results, the time. Out: plans and events. Must not know: jax, text, how a plan is executed.
 
 A plan is made from counts, never from token values: computed tokens and pending samples advance
 when the plan is made, token values arrive with `apply`.
@@ -12,11 +12,18 @@ from collections.abc import Callable
 
 from paxserve.batch import Batch
 from paxserve.events import EventLog, Kind
+from paxserve.forking import advance_beams
 from paxserve.limits import Limits
 from paxserve.planning import StepInMaking
 from paxserve.policies import Policies
-from paxserve.request import FinishReason, Request, State
-from paxserve.step import StepPlan, StepResult
+from paxserve.request import FinishReason, Request, Sequence, State
+from paxserve.step import RowOutput, StepPlan, StepResult
+
+type FindStop = Callable[[Request, Sequence], str | None]
+
+
+def _no_stop(request: Request, sequence: Sequence) -> None:
+    return None
 
 
 class Scheduler:
@@ -27,14 +34,11 @@ class Scheduler:
         self.limits = limits
         self.policies = policies
         self.events = events
+        self.batch = Batch(limits=limits, policies=policies, events=events)
         self._previous: StepPlan | None = None
-        self.batch = Batch(
-            limits=limits,
-            admission=policies.admission,
-            reservation=policies.reservation,
-            placement=policies.placement,
-            events=events,
-        )
+        self._to_preempt: dict[Request, str] = {}
+        cache = policies.prefix_cache
+        self._publishes = cache.shares and cache.publish == "after_step"
 
     @property
     def has_work(self) -> bool:
@@ -55,13 +59,24 @@ class Scheduler:
         stop_reason: int | str | None = None,
         error: str | None = None,
     ) -> None:
-        """End a request from outside: an abort, or a stop string found in its text."""
+        """End a request from outside, with all its sequences: an abort."""
         self.events.now_s = now_s
         self.batch.finish(request, reason, stop_reason=stop_reason, error=error)
+
+    def stop(self, request: Request, sequence: Sequence, stop: str, *, now_s: float) -> None:
+        """A stop string was found in the text of one sequence."""
+        self.events.now_s = now_s
+        self.batch.finish_sequence(request, sequence, FinishReason.STOP, stop)
+
+    def preempt(self, request: Request, *, why: str = "asked for") -> None:
+        """Preempt a running request when the next step is planned."""
+        self._to_preempt[request] = why
 
     def fail_all(self, error: str, *, now_s: float) -> None:
         """A step failed: every live request ends with this error, and nothing is held any more."""
         self.events.now_s = now_s
+        self._previous = None
+        self._to_preempt.clear()
         self.batch.fail_all(error)
 
     def reject(self, request_id: str, *, reason: str, now_s: float) -> None:
@@ -84,9 +99,11 @@ class Scheduler:
         events = self.events
         events.now_s = now_s
         events.step_id += 1
+        self._tell_time(now_s)
         step = StepInMaking(
             batch=self.batch, policies=self.policies, events=events, previous=self._previous
         )
+        self._preempt_as_asked(step)
         proposals = self.policies.batching.propose(step)
         try:
             proposal = next(proposals)
@@ -94,9 +111,9 @@ class Scheduler:
                 proposal = proposals.send(step.answer(proposal))
         except StopIteration:
             plan = step.to_plan(events.step_id)
-        if plan is None and not step.num_preempted and not step.num_failed:
+        if plan is None and not step.num_changed:
             self._fail_stuck_head()
-        self._previous = plan or self._previous
+        self._previous = plan
         return plan
 
     def apply(
@@ -105,14 +122,14 @@ class Scheduler:
         result: StepResult,
         *,
         now_s: float,
-        find_stop: Callable[[Request], str | None] = lambda request: None,
+        find_stop: FindStop = _no_stop,
     ) -> list[Request]:
         """Sampled tokens reach their requests.
 
         Args:
             plan, result: of one and the same step.
             now_s: when the tokens arrived.
-            find_stop: asked before a request ends by length, whether its text ends in a stop.
+            find_stop: asked before a sequence ends by length, whether its text ends in a stop.
 
         Returns:
             Requests that got a token, or failed to. A row whose request was aborted while the step
@@ -125,30 +142,96 @@ class Scheduler:
             raise RuntimeError(f"result of step {result.step_id} applied to step {plan.step_id}")
         self.events.now_s = now_s
         batch, running = self.batch, State.RUNNING
-        progressed = []
+        progressed: list[Request] = []
         nobody = (None, None)
-        for row, (tokens, logprobs) in zip(plan.rows, result.outputs, strict=True):
-            request, sequence = batch.by_sequence.get(row.sequence_id, nobody)
+        beams: dict[Request, dict[Sequence, RowOutput]] = {}
+        for row, output in zip(plan.rows, result.outputs, strict=True):
+            tokens, logprobs = output
+            request, sequence = batch.by_sequence.get(row[0], nobody)
             if not tokens or request is None or sequence is None or request.state is not running:
                 continue
             token = tokens[0]
-            progressed.append(request)
+            if len(request.sequences) == 1:
+                progressed.append(request)
+            elif sequence.finish_reason is not None:
+                continue
+            elif not progressed or progressed[-1] is not request:
+                progressed.append(request)
             if token < 0:
-                message = f"request {request.request_id}: the model's logits are not finite"
-                batch.finish(request, FinishReason.ERROR, error=message)
+                self._fail_not_finite(request)
+                continue
+            if request.beams is not None:
+                beams.setdefault(request, {})[sequence] = output
                 continue
             sequence.token_ids.append(token)
-            request.token_times_s.append(now_s)
+            sequence.token_times_s.append(now_s)
             if logprobs:
-                request.logprobs.extend(logprobs)
-            if token in request.stop_ids and request.num_output_tokens > request.params.min_tokens:
+                sequence.logprobs.extend(logprobs)
+            if token in request.stop_ids and (
+                len(sequence.token_ids) - len(request.prompt_token_ids) > request.params.min_tokens
+            ):
                 eos = token not in request.params.stop_token_ids
-                batch.finish(request, FinishReason.STOP, stop_reason=None if eos else token)
+                batch.finish_sequence(request, sequence, FinishReason.STOP, None if eos else token)
             elif len(sequence.token_ids) >= request.max_known_tokens:
-                stop = find_stop(request)
+                stop = find_stop(request, sequence)
                 reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
-                batch.finish(request, reason, stop_reason=stop)
+                batch.finish_sequence(request, sequence, reason, stop)
+        for request, outputs in beams.items():
+            if request.state is running:
+                advance_beams(batch, request, outputs, now_s=now_s)
+        self._after_step(plan, result)
         return progressed
+
+    def _after_step(self, plan: StepPlan, result: StepResult) -> None:
+        """What was computed is valid now: publish it, and tell policies who was served."""
+        batch = self.batch
+        if not (self._publishes or batch.waiting.learns or batch.gates.learn):
+            return
+        served: dict[Request, list[int]] = {}
+        for row in plan.rows:
+            request, sequence = batch.by_sequence.get(row.sequence_id, (None, None))
+            if request is None or sequence is None:
+                continue
+            if self._publishes and sequence.block_table:
+                batch.publish(request, sequence)
+            counts = served.setdefault(request, [0, 0])
+            counts[0] += row.num_tokens
+            counts[1] += row.num_samples
+        for request, (num_tokens, num_outputs) in served.items():
+            batch.see(
+                Kind.SERVED,
+                request,
+                num_tokens=num_tokens,
+                num_outputs=num_outputs,
+                duration_s=result.duration_s,
+            )
+
+    def _tell_time(self, now_s: float) -> None:
+        timer_s = self.batch.waiting.next_timer_s()
+        if timer_s is not None and timer_s <= now_s:
+            self.batch.see(Kind.TIMER, None)
+
+    def _preempt_as_asked(self, step: StepInMaking) -> None:
+        """Preemptions asked for from outside, and the regular one of `preempt_every_steps`.
+
+        The regular one spares requests that have not sampled since they entered: they would never
+        end.
+        """
+        running, every = self.batch.running, self.limits.preempt_every_steps
+        for request, why in self._to_preempt.items():
+            if request in running:
+                step.preempt([request], why)
+        self._to_preempt.clear()
+        if every and self.events.step_id % every == 0:
+            moved = [r for r in running if r.live[0].num_known_tokens > r.live[0].num_entry_tokens]
+            if moved:
+                step.preempt([min(moved, key=self.policies.victim.key)], "forced")
+
+    def _fail_not_finite(self, request: Request) -> None:
+        """What a request without finite logits has written is not worth finding."""
+        message = f"request {request.request_id}: the model's logits are not finite"
+        self.batch.finish(request, FinishReason.ERROR, error=message)
+        self.batch.pool.forget_all()
 
     def _fail_stuck_head(self) -> None:
         """Nothing was computed and nobody made way for it: never spin.
@@ -161,13 +244,13 @@ class Scheduler:
                 f"{type(self.policies.batching).__name__} computes nothing though "
                 f"{len(batch.running)} requests run: the engine would spin"
             )
-        head = next(iter(batch.waiting), None)
-        if head is None or batch.finished:
+        head = batch.waiting.head()
+        if head is None or batch.finished or batch.dead:
             return
         message = (
             f"request {head.request_id} cannot be scheduled: nothing else runs, and its "
             f"{head.num_remaining_tokens} tokens do not enter with "
-            f"{batch.pool.num_free} free blocks of {self.limits.block_size} tokens and a budget of "
-            f"{self.limits.max_num_batched_tokens} tokens per step"
+            f"{batch.pool.num_available} free blocks of {self.limits.block_size} tokens and a "
+            f"budget of {self.limits.max_num_batched_tokens} tokens per step"
         )
         batch.finish(head, FinishReason.ERROR, error=message)

@@ -1,9 +1,10 @@
-"""How much memory the KV pool gets, and how many blocks that is.
+"""How much memory the KV pools get, and how many blocks that is.
 
-Owns: the arithmetic, every term of it in `PoolSize`. In: bytes and limits. Out: blocks. Must not
-know: jax; `device/memory.py` says what is free.
+Owns: the arithmetic, every term of the device's pool in `PoolSize`. In: bytes and limits. Out:
+blocks. Must not know: jax; `device/memory.py` says what is free.
 """
 
+import math
 from dataclasses import dataclass
 
 CPU_MOST_BYTES = 2 * 2**30
@@ -89,3 +90,21 @@ def pool_size(
         max_model_len=max_model_len,
         reason=reason,
     )
+
+
+def num_host_blocks(swap_space_gib: float, *, bytes_per_block: int) -> int:
+    """Blocks of the host's pool: as many whole ones as the swap space holds, none for 0.
+
+    Raises:
+        ValueError: the space is no finite number >= 0, or holds not even one block.
+    """
+    is_number = isinstance(swap_space_gib, int | float) and not isinstance(swap_space_gib, bool)
+    if not is_number or not 0 <= swap_space_gib < math.inf:
+        raise ValueError(f"swap_space_gib must be a number >= 0, got {swap_space_gib!r}")
+    num_blocks = math.floor(swap_space_gib * 2**30 / bytes_per_block)
+    if swap_space_gib > 0 and num_blocks == 0:
+        raise ValueError(
+            f"swap_space_gib={swap_space_gib} does not hold one block of {bytes_per_block} bytes: "
+            "raise it, or set it to 0 for no swapping"
+        )
+    return num_blocks

@@ -122,7 +122,8 @@ class StepResult(NamedTuple):
     """The answer to a plan: `outputs[i]` belongs to `plan.rows[i]`.
 
     `duration_s` includes `compile_s`. `padded_tokens` and `padded_rows` are the shape that really
-    ran (equal to the plan's own numbers when the executor does not pad).
+    ran (equal to the plan's own numbers when the executor does not pad). `swap_bytes` are those of
+    the swapped blocks, both ways.
     """
 
     step_id: int
@@ -132,3 +133,4 @@ class StepResult(NamedTuple):
     num_compiles: int = 0
     padded_tokens: int = 0
     padded_rows: int = 0
+    swap_bytes: int = 0

@@ -1,6 +1,6 @@
 """The text of requests, and what of it a stream has been given.
 
-Owns: one `TextStream` per request, if the model has a tokenizer. In: requests that got a token or
+Owns: one `TextStream` per sequence, if the model has a tokenizer. In: requests that got a token or
 ended. Out: whole characters, the stop string that ended a request, deltas. Must not know: steps.
 """
 
@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from paxserve.models.text_stream import TextStream
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.outputs import Delta
-from paxserve.request import FinishReason, Request
+from paxserve.request import FinishReason, Request, Sequence
 
 
 @dataclass(slots=True)
@@ -22,6 +22,7 @@ class _Text:
     num_sent_pieces: int = 0
     num_sent_tokens: int = 0
     is_end_sent: bool = False
+    is_complete: bool = False
 
     def add(self, piece: str) -> None:
         """More text, if there is any."""
@@ -30,14 +31,18 @@ class _Text:
 
 
 class Texts:
-    """Texts by request."""
+    """Texts by sequence. Beams are rewritten until their request ends, so they are told then."""
 
     def __init__(self, tokenizer: Tokenizer | None) -> None:
         self._tokenizer = tokenizer
-        self._texts: dict[Request, _Text] = {}
+        self._texts: dict[Sequence, _Text] = {}
 
     def open(self, request: Request) -> None:
         """A request has begun."""
+        for sequence in request.sequences:
+            self._texts[sequence] = _Text(self._stream(request))
+
+    def _stream(self, request: Request) -> TextStream | None:
         params, stream = request.params, None
         if self._tokenizer is not None:
             stream = TextStream(
@@ -47,52 +52,55 @@ class Texts:
                 skip_special_tokens=params.skip_special_tokens,
                 min_tokens=params.min_tokens,
             )
-        self._texts[request] = _Text(stream)
+        return stream
 
-    def advance(self, request: Request) -> str | None:
-        """Take in the request's new tokens, and its end; returns the stop string found, if any."""
-        text = self._texts[request]
-        if text.stream is None:
+    def advance(self, request: Request, sequence: Sequence) -> str | None:
+        """Take in a sequence's new tokens, and its end; returns the stop string found, if any."""
+        text = self._texts[sequence]
+        if text.stream is None or _is_open(request, sequence):
             return None
-        for token in _output_from(request, text.num_fed_tokens):
+        for token in sequence.token_ids[request.num_prompt_tokens + text.num_fed_tokens :]:
             text.num_fed_tokens += 1
-            if request.finish_reason is FinishReason.STOP and token in request.stop_ids:
+            if sequence.finish_reason is FinishReason.STOP and token in request.stop_ids:
                 break  # an end token is no text, even one that is not special
             text.add(text.stream.feed(token))
-        if request.finish_reason is not None:
+        if sequence.finish_reason is not None and not text.is_complete:
             text.add(text.stream.finish())
+            text.is_complete = True
         return text.stream.matched_stop
 
-    def text(self, request: Request) -> str:
+    def text(self, sequence: Sequence) -> str:
         """All of it so far."""
-        return "".join(self._texts[request].pieces)
+        return "".join(self._texts[sequence].pieces)
 
-    def has_news(self, request: Request) -> bool:
+    def has_news(self, request: Request, sequence: Sequence) -> bool:
         """Whether there are tokens, or an end, that no delta has brought."""
-        text = self._texts[request]
-        has_ended = request.finish_reason is not None
-        return text.num_sent_tokens < request.num_output_tokens or (
-            has_ended and not text.is_end_sent
-        )
+        if _is_open(request, sequence):
+            return False
+        text = self._texts[sequence]
+        num_output = len(sequence.token_ids) - request.num_prompt_tokens
+        has_ended = sequence.finish_reason is not None
+        return text.num_sent_tokens < num_output or (has_ended and not text.is_end_sent)
 
-    def delta(self, request: Request) -> Delta:
+    def delta(self, request: Request, sequence: Sequence) -> Delta:
         """What came since the last delta."""
-        text = self._texts[request]
+        text = self._texts[sequence]
         new_text = "".join(text.pieces[text.num_sent_pieces :])
-        new_tokens = tuple(_output_from(request, text.num_sent_tokens))
+        new_tokens = tuple(sequence.token_ids[request.num_prompt_tokens + text.num_sent_tokens :])
         text.num_sent_pieces = len(text.pieces)
         text.num_sent_tokens += len(new_tokens)
-        text.is_end_sent = request.finish_reason is not None
+        text.is_end_sent = sequence.finish_reason is not None
         return Delta(
             request_id=request.request_id,
             text=new_text,
             token_ids=new_tokens,
-            finished=request.finish_reason is not None,
-            finish_reason=request.finish_reason and request.finish_reason.value,
+            finished=sequence.finish_reason is not None,
+            finish_reason=sequence.finish_reason and sequence.finish_reason.value,
             error=request.error,
+            index=sequence.index,
         )
 
 
-def _output_from(request: Request, start: int) -> list[int]:
-    """Output tokens from number `start` on."""
-    return request.sequence.token_ids[request.num_prompt_tokens + start :]
+def _is_open(request: Request, sequence: Sequence) -> bool:
+    """Whether the tokens of a sequence may still be replaced."""
+    return request.beams is not None and sequence.finish_reason is None

@@ -42,6 +42,22 @@ class WaitingQueue:
         self._entries.clear()
         self._entry_of.clear()
 
+    learns = False
+
+    def tell(self, seen: Any) -> None: ...
+
+    def head(self) -> Request | None:
+        return next(iter(self), None)
+
+    def next_timer_s(self) -> float | None:
+        return None
+
+    def rank(self, request: Request) -> Key:
+        return self._admission.key(self._state, request)
+
+    def order(self, num_cached_tokens: Any) -> "WaitingQueue":
+        return self
+
     def __iter__(self) -> Iterator[Request]:
         """Each waiting request, best first; the queue may change between two of them."""
         position = 0

@@ -16,6 +16,8 @@ POLICY_AXES = (
     "batching",
     "reservation",
     "placement",
+    "prefix_cache",
+    "eviction",
     "victim",
     "preemption",
 )

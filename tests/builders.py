@@ -2,7 +2,7 @@
 
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from paxserve.admission.fcfs import Fcfs
@@ -10,15 +10,17 @@ from paxserve.batching.chunked_prefill import ChunkedPrefill
 from paxserve.clock import VirtualClock
 from paxserve.engine import Engine
 from paxserve.events import EventLog
+from paxserve.eviction.lru import Lru
 from paxserve.executor import Executor
 from paxserve.executor.scripted import Scripted
-from paxserve.intake import Intake
+from paxserve.intake import Intake, Prompt
 from paxserve.limits import Limits
 from paxserve.placement import FreeSpace, Placement
 from paxserve.placement.paged import Paged
 from paxserve.policies import Policies
 from paxserve.preemption.recompute import Recompute
-from paxserve.request import Request
+from paxserve.prefix_cache.none import NoCache
+from paxserve.request import Origin, Request
 from paxserve.reservation.on_demand import OnDemand
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
@@ -47,6 +49,8 @@ def make_policies(**chosen: Any) -> Policies:
         "batching": ChunkedPrefill(),
         "reservation": OnDemand(),
         "placement": Paged(),
+        "prefix_cache": NoCache(),
+        "eviction": Lru(),
         "victim": Newest(),
         "preemption": Recompute(),
     }
@@ -64,12 +68,26 @@ def make_intake(limits: Limits | None = None, **options: Any) -> Intake:
     return Intake(**({"limits": limits or make_limits(), "vocab_size": VOCAB_SIZE} | options))
 
 
-def make_request(num_tokens: int = 3, *, intake: Intake | None = None, **params: Any) -> Request:
+def make_request(
+    num_tokens: int = 3,
+    *,
+    intake: Intake | None = None,
+    origin: Origin | None = None,
+    **params: Any,
+) -> Request:
     """A request with a prompt of some length; `params` are `SamplingParams`."""
-    request = (intake or make_intake()).make(
-        {"prompt_token_ids": prompt_ids(num_tokens)}, greedy(**params), arrival_s=0.0
-    )
-    return request
+    intake, sampling = intake or make_intake(), greedy(**params)
+    if origin is None:
+        origin = forced_origin(num_tokens, sampling, intake.limits)
+    prompt: Prompt = {"prompt_token_ids": prompt_ids(num_tokens)}
+    return intake.make(prompt, sampling, arrival_s=0.0, origin=origin)
+
+
+def forced_origin(num_prompt: int, params: SamplingParams, limits: Limits) -> Origin:
+    """Unless told otherwise, its true length is the most it may have: nothing else ends it."""
+    longest = limits.max_model_len - num_prompt
+    most = longest if params.max_tokens is None else min(longest, params.max_tokens)
+    return Origin(num_true_output_tokens=most)
 
 
 def greedy(**params: Any) -> SamplingParams:
@@ -171,15 +189,19 @@ def make_engine(
     )
 
 
-def submit(engine: Engine, token_ids: Iterable[int], **params: Any) -> Request:
+def submit(
+    engine: Engine, token_ids: Iterable[int], *, origin: Origin | None = None, **params: Any
+) -> Request:
     """A request for these tokens; greedy unless told otherwise."""
     request_id = params.pop("request_id", None)
     arrival_s = params.pop("arrival_s", None)
+    prompt, sampling = list(token_ids), greedy(**params)
     return engine.submit(
-        {"prompt_token_ids": list(token_ids)},
-        greedy(**params),
+        {"prompt_token_ids": prompt},
+        sampling,
         request_id=request_id,
         arrival_s=arrival_s,
+        origin=origin or forced_origin(len(prompt), sampling, engine.limits),
     )
 
 
@@ -190,6 +212,14 @@ def run_to_end(engine: Engine, *, max_steps: int = 2000) -> int:
             return num_steps
         engine.step()
     raise AssertionError(f"{len(engine.scheduler.batch.requests)} requests left: no progress")
+
+
+def with_room(placement: Placement, limits: Limits) -> Limits:
+    """The same limits, in the smallest pool from theirs on where the longest request fits."""
+    num_blocks = limits.num_blocks
+    while placement.open(num_blocks).take(limits.blocks_per_row) is None:
+        num_blocks += 1
+    return replace(limits, num_blocks=num_blocks)
 
 
 _MASK = 2**64 - 1
@@ -206,13 +236,28 @@ def tokens_alone(
     token_ids: Sequence[int], num_tokens: int, *, seed: int = 0, vocab_size: int = VOCAB_SIZE
 ) -> list[int]:
     """What the scripted executor must make of a prompt, written out in Python's own integers."""
-    known = list(token_ids)
-    total = 0
-    for position in range(len(known) + num_tokens - 1):
-        total += (position + 1) * _mix(known[position] + _mix(position) & _MASK)
-        if position + 1 == len(known):
-            known.append(_mix(total + seed & _MASK) % vocab_size)
+    known, total = list(token_ids), _total(token_ids)
+    for _ in range(num_tokens):
+        known.append(_mix(total + seed & _MASK) % vocab_size)
+        total += _term(len(known) - 1, known[-1])
     return known[len(token_ids) :]
+
+
+def top_alone(
+    token_ids: Sequence[int], num: int, *, vocab_size: int = VOCAB_SIZE
+) -> list[tuple[int, float]]:
+    """The best ids after a context and their log-probabilities, by the scripted executor's law."""
+    digest = _mix(_total(token_ids) & _MASK)
+    scale = ((digest >> 44) + 1) / 2**20
+    return [((digest + i) % vocab_size, -scale * (i + 1)) for i in range(min(num, vocab_size))]
+
+
+def _total(token_ids: Sequence[int]) -> int:
+    return sum(_term(position, token) for position, token in enumerate(token_ids))
+
+
+def _term(position: int, token: int) -> int:
+    return (position + 1) * _mix(token + _mix(position) & _MASK)
 
 
 class Letters:

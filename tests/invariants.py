@@ -19,6 +19,8 @@ def check(engine: Engine) -> None:
     _check_blocks(engine)
     _check_tables(engine)
     _check_rows(engine)
+    _check_sharing(engine)
+    _check_host(engine)
 
 
 def check_idle(engine: Engine) -> None:
@@ -29,13 +31,15 @@ def check_idle(engine: Engine) -> None:
     assert batch.requests == {}
     assert batch.by_sequence == {}
     assert sorted(batch.free_rows) == list(range(limits.max_num_seqs))
-    assert free_blocks(batch.pool.free_space) == list(range(1, limits.num_blocks))
-    assert batch.pool.num_referenced == 0
-    assert batch.ended == []
+    idle = [*free_blocks(batch.pool.free_space), *batch.pool.cached]
+    assert sorted(idle) == list(range(1, limits.num_blocks))
+    assert batch.pool.num_held == batch.pool.num_extra_refs == 0
+    assert batch.host_pool.num_free == batch.host_pool.num_blocks
+    assert batch.ended == batch.dead == []
     for request in engine.requests:
         assert request.state is State.FINISHED
-        assert request.sequence.block_table == []
-        assert request.sequence.row == -1
+        assert all(s.block_table == s.host_blocks == [] for s in request.sequences)
+        assert all(s.row == -1 for s in request.sequences)
 
 
 def _check_membership(engine: Engine) -> None:
@@ -61,13 +65,19 @@ def _check_blocks(engine: Engine) -> None:
     free = free_blocks(pool.free_space)
     tables = [s.block_table for r in batch.requests.values() for s in r.sequences]
     holders = Counter(block_id for table in tables for block_id in set(table))
+    cached = pool.cached
     assert len(set(free)) == len(free) == pool.num_free  # I3
+    assert len(set(cached)) == len(cached) == pool.num_cached
     assert not set(free) & set(holders)  # I1
-    assert {*free, *holders, 0} == set(range(pool.num_blocks))
+    assert not set(cached) & {*free, *holders}
+    assert {*free, *holders, *cached, 0} == set(range(pool.num_blocks))
     assert 0 not in holders
+    assert all(block_id in pool.index for block_id in cached)
+    assert not any(block_id in pool.index for block_id in free)
+    assert pool.num_extra_refs == sum(holders.values()) - len(holders)
     for block_id in range(pool.num_blocks):  # I2
         assert pool.ref_count(block_id) == holders[block_id]
-    assert pool.num_referenced == len(holders)
+    assert pool.num_held == len(holders)
     assert 0 <= pool.free_space.largest_free_run() <= len(free)
 
 
@@ -81,8 +91,15 @@ def _check_tables(engine: Engine) -> None:
         for sequence in request.sequences:
             table = sequence.block_table
             if request.state is State.WAITING:
-                assert (table, sequence.num_computed_tokens, sequence.row) == ([], 0, -1)
-                assert sequence.num_reserved_tokens == 0
+                assert (table, sequence.row, sequence.num_reserved_tokens) == ([], -1, 0)
+                assert sequence.num_sent_blocks == sequence.num_published_blocks == 0
+                num_host = -(-sequence.num_computed_tokens // block_size)
+                is_kept = sequence.finish_reason is None and sequence.source is None
+                assert len(sequence.host_blocks) == num_host or not is_kept
+                continue
+            assert sequence.host_blocks == []
+            if sequence.source is not None:
+                assert sequence.source in request.live
                 continue
             assert len(set(table)) == len(table)
             covered = max(sequence.num_reserved_tokens, sequence.num_computed_tokens)
@@ -98,6 +115,37 @@ def _check_tables(engine: Engine) -> None:
 
 def _check_rows(engine: Engine) -> None:
     batch, limits = engine.scheduler.batch, engine.limits
-    held = [s.row for r in (*batch.running, *batch.finished) for s in r.sequences]
+    held = [s.row for r in (*batch.running, *batch.finished) for s in r.live]
+    held += [s.row for s in batch.dead]
     assert sorted([*held, *batch.free_rows]) == list(range(limits.max_num_seqs))
     assert len(batch.running) <= limits.max_num_seqs  # I12; the rest of it is in `Recording`
+
+
+def _check_sharing(engine: Engine) -> None:
+    """Tables that share a block agree on every token in it and before it, and the next token of a
+    sequence goes to a block of its own, or to the last of its holders (I5).
+    """
+    batch, block_size = engine.scheduler.batch, engine.limits.block_size
+    contents: dict[int, list[tuple[int, ...]]] = {}
+    for request in (*batch.running, *batch.finished):
+        for sequence in request.live:
+            if sequence.source is not None:
+                continue
+            known = sequence.token_ids[: sequence.num_computed_tokens]
+            for column, block_id in enumerate(sequence.block_table):
+                until = tuple(known[: (column + 1) * block_size])
+                contents.setdefault(block_id, []).append(until)
+    for block_id, prefixes in contents.items():
+        longest = max(prefixes, key=len)
+        if len(prefixes) > 1:
+            shortest = min(map(len, prefixes))
+            assert len({prefix[:shortest] for prefix in prefixes}) == 1, block_id
+            assert longest, block_id
+
+
+def _check_host(engine: Engine) -> None:
+    batch = engine.scheduler.batch
+    held = [set(b for s in r.live for b in s.host_blocks) for r in batch.waiting]
+    num_held = sum(map(len, held))
+    assert num_held == len(set().union(*held))
+    assert num_held + batch.host_pool.num_free == batch.host_pool.num_blocks

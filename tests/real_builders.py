@@ -179,3 +179,10 @@ def random_ids(num_tokens: int, *, vocab_size: int = 320, seed: int = 0) -> list
 def kv_pointers(real: Real) -> list[int]:
     """Where each layer's KV lies in memory."""
     return [kv.unsafe_buffer_pointer() for kv in jax.block_until_ready(real.kv_blocks)]
+
+
+def poison(real: Real, block_ids: Sequence[int]) -> None:
+    """NaN in these blocks, in all layers."""
+    ids = np.array(block_ids)
+    kv_blocks = tuple(kv.at[ids].set(NAN) for kv in real.kv_blocks)
+    real._state = real._state._replace(kv_blocks=kv_blocks)

@@ -13,10 +13,30 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from paxserve.arrays import StepArrays
+from paxserve.device.buckets import Bucket
 from paxserve.device.llama import Llama
 from paxserve.device.sampling import greedy, sample, top_logprobs
 from paxserve.pack import Variant
 from paxserve.sampling_params import MAX_LOGPROBS
+
+
+class StepShape(NamedTuple):
+    """What one program is compiled for: a bucket, and what is done with the logits."""
+
+    bucket: Bucket
+    variant: Variant
+
+    def __str__(self) -> str:
+        """As an error names it."""
+        return (
+            f"step shape tokens={self.bucket.num_tokens} rows={self.bucket.num_rows} "
+            f"variant={self.variant.value}"
+        )
+
+    @property
+    def remedy(self) -> str:
+        """See `executables.Shape`."""
+        return "warm up that variant"
 
 
 class DeviceState(NamedTuple):

@@ -1,8 +1,8 @@
 """Runs steps on JAX devices.
 
 Owns: the device state (KV, last sampled tokens), the parameters, and the executables: one per
-bucket and variant, compiled ahead of use. In: plans. Out: results. One transfer in and one out per
-step. Must not know: requests, policies.
+bucket and variant, and those that move blocks, compiled ahead of use. In: plans. Out: results. One
+transfer in and one out per step, beside swaps. Must not know: requests, policies.
 """
 
 import time
@@ -16,8 +16,16 @@ import numpy as np
 from flax import nnx
 
 from paxserve.arrays import StepArrays
+from paxserve.device.block_moves import BlockMoves, MoveShape
 from paxserve.device.buckets import Bucket, Buckets
-from paxserve.device.forward import DeviceState, Logprobs, StepOutputs, make_forward
+from paxserve.device.executables import Executables
+from paxserve.device.forward import (
+    DeviceState,
+    Logprobs,
+    StepOutputs,
+    StepShape,
+    make_forward,
+)
 from paxserve.device.kv_blocks import allocate
 from paxserve.device.llama import Llama
 from paxserve.limits import Limits
@@ -35,6 +43,7 @@ class _InFlight(NamedTuple):
     num_logprobs: tuple[int, ...]
     started_s: float
     compile_s: float
+    num_compiles: int
 
 
 class Real:
@@ -47,6 +56,8 @@ class Real:
         backend: a name of `kernels_pallas.paged_attention.BACKENDS`.
         strict: after `warm_up`, a step that would compile is an error instead of a stall.
         fill: what unwritten KV holds; tests put NaN there.
+        num_host_blocks: blocks that swaps may use on the host, numbered from 0.
+        copies: plans may copy blocks, so warm-up compiles that too.
     """
 
     def __init__(
@@ -60,6 +71,8 @@ class Real:
         backend: str = "xla",
         strict: bool = False,
         fill: float = 0.0,
+        num_host_blocks: int = 0,
+        copies: bool = False,
     ) -> None:
         num_blocks = num_device_blocks or limits.num_blocks
         if num_blocks < limits.num_blocks:
@@ -95,9 +108,14 @@ class Real:
             limits=limits, buckets=buckets, num_slots=num_blocks * limits.block_size
         )
         self._num_logprobs = [-1] * limits.max_num_seqs
-        self._executables: dict[tuple[Bucket, Variant], Any] = {}
+        self._executables = Executables(strict=strict)
+        self._moves = BlockMoves(
+            kv_blocks=self._state.kv_blocks,
+            num_host_blocks=num_host_blocks,
+            copies=copies,
+            executables=self._executables,
+        )
         self._in_flight: deque[_InFlight] = deque()
-        self._is_warm = False
 
     @property
     def kv_blocks(self) -> tuple[jax.Array, ...]:
@@ -105,30 +123,32 @@ class Real:
         return self._state.kv_blocks
 
     @property
-    def executables(self) -> dict[tuple[Bucket, Variant], Any]:
-        """What has been compiled; each has JAX's `memory_analysis()`."""
-        return dict(self._executables)
+    def executables(self) -> dict[Any, jax.stages.Compiled]:
+        """What has been compiled, by `StepShape` and `MoveShape`; each has JAX's
+        `memory_analysis()`.
+        """
+        return dict(self._executables.programs)
 
     def warm_up(self, variants: Iterable[Variant], progress: Progress | None = None) -> float:
-        """Compile and run every bucket once per variant, through the path real steps take.
+        """Compile and run all that plans may need, through the path real steps take: every bucket
+        once per variant, and the moves of blocks.
 
         Returns:
             Seconds spent.
         """
         started_s = time.perf_counter()
         todo = self._missing(variants)
-        self._is_warm = False
+        self._executables.is_warm = False
         try:
-            for done, (bucket, variant) in enumerate(todo):
+            for done, shape in enumerate(todo):
                 if progress is not None:
                     progress(done, len(todo))
-                outputs, _ = self._run(self._packer.padding(bucket, variant))
-                jax.block_until_ready(outputs)
+                self._rehearse(shape)
         except BaseException:
             self.reset()
             raise
         finally:
-            self._is_warm = True
+            self._executables.is_warm = True
         if progress is not None:
             progress(len(todo), len(todo))
         return time.perf_counter() - started_s
@@ -137,34 +157,53 @@ class Real:
         """Executables that `warm_up` would build."""
         return len(self._missing(variants))
 
-    def _missing(self, variants: Iterable[Variant]) -> list[tuple[Bucket, Variant]]:
-        wanted = [(bucket, variant) for variant in variants for bucket in self.buckets.shapes]
-        return [key for key in wanted if key not in self._executables]
+    def _missing(self, variants: Iterable[Variant]) -> list[StepShape | MoveShape]:
+        steps = [StepShape(bucket, v) for v in variants for bucket in self.buckets.shapes]
+        wanted: list[StepShape | MoveShape] = [*steps, *self._moves.shapes]
+        return [shape for shape in wanted if shape not in self._executables.programs]
+
+    def _rehearse(self, shape: StepShape | MoveShape) -> None:
+        if isinstance(shape, StepShape):
+            jax.block_until_ready(self._run(self._packer.padding(*shape)))
+        else:
+            self._set_kv(jax.block_until_ready(self._moves.rehearse(self.kv_blocks, shape)))
 
     def submit(self, plan: StepPlan) -> None:
-        """Start a step; returns before it has run."""
+        """Start a step; returns before it has run, unless it swaps blocks out."""
         started_s = time.perf_counter()
+        built = self._executables
+        compile_s, num_compiles = built.compile_s, built.num_compiles
         packed = self._packer.pack(plan)
         for entry in plan.entries:
             self._num_logprobs[entry.row] = entry.sampling.num_logprobs
-        outputs, compile_s = self._run(packed)
-        num_logprobs = tuple([self._num_logprobs[row.row] for row in plan.rows])
+        if plan.swap_out or plan.swap_in or plan.copies:
+            self._set_kv(self._moves.run(self.kv_blocks, plan))
         self._in_flight.append(
-            _InFlight(plan, packed.bucket, outputs, num_logprobs, started_s, compile_s)
+            _InFlight(
+                plan=plan,
+                bucket=packed.bucket,
+                outputs=self._run(packed),
+                num_logprobs=tuple([self._num_logprobs[row.row] for row in plan.rows]),
+                started_s=started_s,
+                compile_s=built.compile_s - compile_s,
+                num_compiles=built.num_compiles - num_compiles,
+            )
         )
 
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight and fetch what it sampled."""
         step = self._in_flight.popleft()
         outputs: StepOutputs = jax.device_get(step.outputs)
+        num_swapped = len(step.plan.swap_out) + len(step.plan.swap_in)
         return StepResult(
             step_id=step.plan.step_id,
             outputs=_row_outputs(step.plan, outputs, step.num_logprobs),
             duration_s=time.perf_counter() - step.started_s,
             compile_s=step.compile_s,
-            num_compiles=int(step.compile_s > 0),
+            num_compiles=step.num_compiles,
             padded_tokens=step.bucket.num_tokens,
             padded_rows=step.bucket.num_rows,
+            swap_bytes=num_swapped * self._moves.bytes_per_block,
         )
 
     def reset(self) -> None:
@@ -173,26 +212,20 @@ class Real:
         if any(array.is_deleted() for array in jax.tree.leaves(self._state)):
             self._state = self._new_state()
 
-    def _run(self, packed: PackedStep) -> tuple[StepOutputs, float]:
-        """Start the executable for these arrays; returns outputs and the seconds to build it."""
-        arrays = jax.device_put(packed.arrays)
-        key = (packed.bucket, packed.variant)
-        compile_s = 0.0 if key in self._executables else self._compile(key, arrays)
-        self._state, outputs = self._executables[key](self._parameters, self._state, arrays)
-        return outputs, compile_s
+    def _set_kv(self, kv_blocks: tuple[jax.Array, ...]) -> None:
+        self._state = self._state._replace(kv_blocks=kv_blocks)
 
-    def _compile(self, key: tuple[Bucket, Variant], arrays: StepArrays) -> float:
-        bucket, variant = key
-        if self.strict and self._is_warm:
-            raise RuntimeError(
-                f"step shape tokens={bucket.num_tokens} rows={bucket.num_rows} "
-                f"variant={variant.value} was not compiled at warm-up: warm up that variant, "
-                "or set strict=False to compile while serving"
-            )
-        started_s = time.perf_counter()
-        lowered = self._forward.lower(self._parameters, self._state, arrays, variant=variant)
-        self._executables[key] = lowered.compile()
-        return time.perf_counter() - started_s
+    def _run(self, packed: PackedStep) -> StepOutputs:
+        """Start the program for these arrays."""
+        arrays = jax.device_put(packed.arrays)
+        program = self._program(packed, arrays)
+        self._state, outputs = program(self._parameters, self._state, arrays)
+        return outputs
+
+    def _program(self, packed: PackedStep, arrays: StepArrays) -> jax.stages.Compiled:
+        shape = StepShape(packed.bucket, packed.variant)
+        arguments = (self._parameters, self._state, arrays)
+        return self._executables.find(shape, self._forward, *arguments, variant=shape.variant)
 
 
 def _row_outputs(

@@ -2,70 +2,114 @@
 
 Source: the systems that PagedAttention replaced (Kwon et al., SOSP'23, section 3.1) ask the
 framework for one tensor per request; first fit is Knuth's name for the search (TAOCP 1, 2.5).
-A table grows only into the blocks right behind it.
+A table grows only into the blocks right behind it. Knuth walks a list of free runs; here a tree
+finds the first fit in the logarithm of the pool.
 """
 
-from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from paxserve.placement import FreeSpace
 
 
 class _Runs:
-    """Invariant: runs are sorted, disjoint, not adjacent: `ends[i] < starts[i + 1]`."""
+    """The free runs, as long as can be: [start, end) with neither neighbour free.
+
+    `_tree` is a heap-shaped tree over all addresses: the leaf of `start` holds the length of the
+    run that starts there, else 0; a parent holds the larger of its children.
+
+    Invariant: a run is in the tree at its start, in `_start_of` at its end, in `_num_runs_of` by
+    its length.
+    """
 
     def __init__(self, num_blocks: int) -> None:
-        self._starts = [1]
-        self._ends = [num_blocks]
-
-    @property
-    def num_free(self) -> int:
-        return sum(self._lengths())
+        self.num_free = 0
+        self._num_leaves = 1 << num_blocks.bit_length()
+        self._tree = [0] * (2 * self._num_leaves)
+        self._start_of: dict[int, int] = {}
+        self._num_runs_of: Counter[int] = Counter()
+        self._add(1, num_blocks)
 
     def take(self, num_blocks: int) -> list[int] | None:
-        for i, length in enumerate(self._lengths()):
-            if length >= num_blocks:
-                return self._cut(i, num_blocks)
-        return None
+        if self._tree[1] < num_blocks:
+            return None
+        node = 1
+        while node < self._num_leaves:
+            node *= 2
+            if self._tree[node] < num_blocks:
+                node += 1
+        return self._cut(node - self._num_leaves, num_blocks)
 
     def extend(self, block_table: Sequence[int], num_blocks: int) -> list[int] | None:
-        i = bisect_left(self._starts, block_table[-1] + 1)
-        if i == len(self._starts) or self._starts[i] != block_table[-1] + 1:
-            return None
-        return self._cut(i, num_blocks) if self._lengths()[i] >= num_blocks else None
+        start = block_table[-1] + 1
+        return self._cut(start, num_blocks) if self._length(start) >= num_blocks else None
 
     def give_back(self, block_ids: Iterable[int]) -> None:
-        for block_id in block_ids:
-            i = bisect_left(self._starts, block_id)
-            joins_left = i > 0 and self._ends[i - 1] == block_id
-            joins_right = i < len(self._starts) and self._starts[i] == block_id + 1
-            if joins_left and joins_right:
-                self._ends[i - 1] = self._ends.pop(i)
-                del self._starts[i]
-            elif joins_left:
-                self._ends[i - 1] = block_id + 1
-            elif joins_right:
-                self._starts[i] = block_id
-            else:
-                self._starts.insert(i, block_id)
-                self._ends.insert(i, block_id + 1)
+        for start, end in _stretches(sorted(block_ids)):
+            left, right = self._start_of.get(start, start), end + self._length(end)
+            if left < start:
+                self._remove(left, start)
+            if end < right:
+                self._remove(end, right)
+            self._add(left, right)
 
     def largest_free_run(self) -> int:
-        return max(self._lengths(), default=0)
+        return self._tree[1]
 
     def num_unfit(self, num_blocks: int) -> int:
-        return sum([length for length in self._lengths() if length < num_blocks])
+        """Looks at each length once, and n lengths need n (n + 1) / 2 free blocks."""
+        lengths = self._num_runs_of.items()
+        return sum([length * count for length, count in lengths if length < num_blocks])
 
-    def _lengths(self) -> list[int]:
-        return [end - start for start, end in zip(self._starts, self._ends, strict=True)]
+    def _length(self, start: int) -> int:
+        return self._tree[self._num_leaves + start]
 
-    def _cut(self, i: int, num_blocks: int) -> list[int]:
-        start = self._starts[i]
-        self._starts[i] = start + num_blocks
-        if self._starts[i] == self._ends[i]:
-            del self._starts[i], self._ends[i]
-        return list(range(start, start + num_blocks))
+    def _cut(self, start: int, num_blocks: int) -> list[int]:
+        cut, end = start + num_blocks, start + self._length(start)
+        self._remove(start, end)
+        if cut < end:
+            self._add(cut, end)
+        return list(range(start, cut))
+
+    def _add(self, start: int, end: int) -> None:
+        length = end - start
+        self.num_free += length
+        self._start_of[end] = start
+        self._num_runs_of[length] += 1
+        self._set_leaf(start, length)
+
+    def _remove(self, start: int, end: int) -> None:
+        length = end - start
+        self.num_free -= length
+        del self._start_of[end]
+        self._num_runs_of[length] -= 1
+        if not self._num_runs_of[length]:
+            del self._num_runs_of[length]
+        self._set_leaf(start, 0)
+
+    def _set_leaf(self, start: int, length: int) -> None:
+        tree, node = self._tree, self._num_leaves + start
+        tree[node] = length
+        while node > 1:
+            node //= 2
+            longest = max(tree[2 * node], tree[2 * node + 1])
+            if tree[node] == longest:
+                break
+            tree[node] = longest
+
+
+def _stretches(block_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
+    """Runs [start, end) of consecutive ids among sorted ones."""
+    start = end = 0
+    for block_id in block_ids:
+        if block_id != end:
+            if start < end:
+                yield start, end
+            start = block_id
+        end = block_id + 1
+    if start < end:
+        yield start, end
 
 
 @dataclass(frozen=True, slots=True)

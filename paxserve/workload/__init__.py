@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from paxserve.request import Origin
+from paxserve.request import NO_ORIGIN, Origin
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Arrival:
     max_tokens: int | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
-    origin: Origin = Origin()
+    origin: Origin = NO_ORIGIN
 
 
 class Workload(Protocol):

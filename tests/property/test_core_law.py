@@ -8,7 +8,15 @@ import itertools
 
 import pytest
 from axes import combinations, name_of, policies
-from builders import make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
+from builders import (
+    make_engine,
+    make_limits,
+    prompt_ids,
+    run_to_end,
+    submit,
+    tokens_alone,
+    with_room,
+)
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from invariants import check, check_idle
@@ -79,7 +87,7 @@ def test_policies_and_sizes_do_not_change_a_token(batching, reservation, placeme
         sizes = sizes | {"max_num_batched_tokens": budget}
     _, served = serve(
         requests,
-        make_limits(**sizes),
+        with_room(placement, make_limits(**sizes)),
         batching=batching,
         reservation=reservation,
         placement=placement,

@@ -44,9 +44,10 @@ class EngineMachine(RuleBasedStateMachine):
         batching = data.draw(st.sampled_from([*batchings, *splitting]))
         reservation = data.draw(st.sampled_from(policies("reservation")))
         placement = data.draw(st.sampled_from(policies("placement")))
+        self.room = block_size * longest_table(placement, num_usable + 1)
         beyond = block_size + 2 if reservation.grows else 0
-        max_model_len = max(2, num_usable * block_size + data.draw(st.integers(-3, beyond)))
-        max_model_len = min(max_model_len, num_usable * block_size + beyond)
+        max_model_len = max(2, self.room + data.draw(st.integers(-3, beyond)))
+        max_model_len = min(max_model_len, self.room + beyond)
         rows = data.draw(st.integers(1, 4))
         least = max(rows, max_model_len if batching.whole_prompts else 1)
         self.limits = make_limits(
@@ -178,7 +179,7 @@ class EngineMachine(RuleBasedStateMachine):
         count_events(self.engine)
 
     def check_outcome(self, request):
-        slots, num_prompt = self.limits.num_usable_slots, request.num_prompt_tokens
+        room, num_prompt = self.room, request.num_prompt_tokens
         asked = request.params.max_tokens or self.limits.max_model_len
         num_tokens = min(asked, self.limits.max_model_len - num_prompt)
         expected = tokens_alone(request.prompt_token_ids, num_tokens)
@@ -188,16 +189,24 @@ class EngineMachine(RuleBasedStateMachine):
         if request in self.ended_by_hand:
             assert request.finish_reason is self.ended_by_hand[request]
             assert got == expected[: len(got)]
-        elif num_prompt + num_tokens - 1 <= slots:
+        elif num_prompt + num_tokens - 1 <= room:
             assert request.finish_reason is FinishReason.LENGTH
             assert got == expected
         else:
             assert request.finish_reason is FinishReason.ERROR
-            assert got == expected[: slots - num_prompt + 1]
-            # preempted by hand with more known tokens than the pool has slots, it cannot resume
-            stuck = request.num_preemptions and "cannot be scheduled" in request.error
+            assert got == expected[: max(0, room - num_prompt + 1)]
+            # Preempted with more known tokens than there is room for, it cannot resume; nor enter,
+            # where the room is smaller than the pool.
+            may_be_stuck = request.num_preemptions or num_prompt > room
+            stuck = may_be_stuck and "cannot be scheduled" in request.error
             assert stuck or "outgrew the KV pool" in request.error
             COVERED["outgrew the pool"] += 1
+
+
+def longest_table(placement, num_blocks):
+    """Blocks of the longest table that an empty pool has a place for."""
+    lengths = range(1, num_blocks)
+    return max(n for n in lengths if placement.open(num_blocks).take(n) is not None)
 
 
 def count_events(engine):

@@ -61,7 +61,7 @@ def prompt(num_tokens, seed=0):
     ("options", "error", "message"),
     [
         ({"max_seqs": 3}, TypeError, r"no setting \['max_seqs'\]; it has \['block_size'"),
-        ({"victim": "oldest"}, ValueError, "victim=oldest is not known; choose one of newest"),
+        ({"victim": "oldest"}, ValueError, "victim=oldest is not known; choose one of .*newest"),
         ({"batching": "orca"}, ValueError, "choose one of chunked_prefill, static, textbook"),
         ({"batching": "nowhere:Orca"}, ValueError, "batching=nowhere:Orca cannot be imported"),
         ({"kernel": "cutlass"}, ValueError, "backend='cutlass' is unknown; use one of"),

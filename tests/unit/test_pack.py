@@ -84,6 +84,36 @@ def test_a_decode_beside_a_chunk_takes_its_token_from_the_device():
     assert arrays.last_tokens.tolist() == [0, 4, 0, 0]
 
 
+def forked_prompt(unwritten=()):
+    """The last token of a prompt of 6 in rows 2, 0 and 1, between the first 3 of another."""
+    step = plan(
+        [(5, 2, 5, 1, 1, (15,)), (6, 0, 5, 1, 1, (15,)), (7, 3, 0, 3, 1, (1, 2, 3)),
+         (8, 1, 5, 1, 1, (15,))],
+        enters=[(5, 2, 6, GREEDY), (6, 0, 6, GREEDY), (7, 3, 3, GREEDY), (8, 1, 6, GREEDY)],
+        tables=[(2, 0, (7, 3)), (0, 0, (7, 3)), (3, 0, (4,)), (1, 0, (7, 3))],
+    )  # fmt: skip
+    return step._replace(unwritten=unwritten)
+
+
+def test_unwritten_rows_differ_in_their_slot_alone():
+    plain, unwritten = (packer().pack(forked_prompt(places)).arrays for places in ((), (1, 3)))
+    assert plain.slots.tolist() == [13, 13, 16, 17, 18, 13, NUM_SLOTS, NUM_SLOTS]
+    assert unwritten.slots.tolist() == [13, NUM_SLOTS, 16, 17, 18, *[NUM_SLOTS] * 3]
+    assert unwritten.context_lens.tolist() == [6, 6, 3, 6]
+    for name, array in plain._asdict().items():
+        if name not in ("slots", "sampling"):
+            np.testing.assert_array_equal(getattr(unwritten, name), array, name)
+
+
+def test_unwritten_rows_among_decodes_alone():
+    rows = [(5, 2, 5, 1, 1, ()), (6, 0, 5, 1, 1, ())]
+    instance = packer()
+    instance.pack(forked_prompt((1, 3)))
+    arrays = instance.pack(plan(rows)._replace(unwritten=(0,))).arrays
+    assert arrays.slots.tolist()[:3] == [NUM_SLOTS, 13, NUM_SLOTS]
+    assert instance.pack(plan(rows)).arrays.slots.tolist()[:3] == [13, 13, NUM_SLOTS]
+
+
 def test_a_row_that_another_sequence_enters_forgets_its_table():
     instance = packer()
     instance.pack(two_prompts())
@@ -245,7 +275,8 @@ class Naive:
             for j in range(row.num_tokens):
                 position = row.first_position + j
                 block_id = self.tables[row.row][position // block_size]
-                assert arrays.slots[index] == block_id * block_size + position % block_size
+                slot = block_id * block_size + position % block_size
+                assert arrays.slots[index] == (num_slots if i in step.unwritten else slot)
                 assert arrays.token_ids[index] == (row.tokens[j] if row.tokens else -1)
                 assert (arrays.positions[index], arrays.token_rows[index]) == (position, i)
                 index += 1

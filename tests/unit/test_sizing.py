@@ -2,7 +2,7 @@
 
 import pytest
 
-from paxserve.sizing import pool_size
+from paxserve.sizing import num_host_blocks, pool_size
 
 
 def size(**changed):
@@ -47,3 +47,21 @@ def test_what_does_not_fit_is_named():
 def test_the_line_that_an_engine_says():
     assert "29 blocks of 4 = 116 tokens" in str(size())
     assert "7 requests of 16 tokens fit" in str(size())
+
+
+def test_swap_space_holds_whole_blocks():
+    assert num_host_blocks(1, bytes_per_block=2**20) == 1024
+    assert num_host_blocks(0.5, bytes_per_block=2**29 - 1) == 1
+    assert num_host_blocks(0.5, bytes_per_block=2**28 + 1) == 1
+    assert num_host_blocks(0, bytes_per_block=2**20) == 0
+
+
+@pytest.mark.parametrize("space", [-1, -0.5, float("nan"), float("inf"), True, "4", None])
+def test_swap_space_that_is_no_amount_is_refused(space):
+    with pytest.raises(ValueError, match=r"swap_space_gib must be a number >= 0, got "):
+        num_host_blocks(space, bytes_per_block=1024)
+
+
+def test_swap_space_below_a_block_is_refused():
+    with pytest.raises(ValueError, match=r"swap_space_gib=0\.25 does not hold one block of 26843"):
+        num_host_blocks(0.25, bytes_per_block=2**28 + 1)

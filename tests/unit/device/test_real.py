@@ -15,6 +15,7 @@ from real_builders import (
     kv_pointers,
     loaded,
     make_real,
+    poison,
     random_ids,
     real_engine,
     shared_real,
@@ -179,11 +180,8 @@ def test_each_executable_reuses_the_pool_and_keeps_its_memory_bound(variant):
 def test_so_does_smollm2(bucket, variant):
     """Compiled, but not run."""
     real = shared_real("smollm2-135m")
-    if (bucket, variant) not in real.executables:
-        real._compile(
-            (bucket, variant), jax.device_put(real._packer.padding(bucket, variant).arrays)
-        )
-    memory = real.executables[bucket, variant].memory_analysis()
+    packed = real._packer.padding(bucket, variant)
+    memory = real._program(packed, jax.device_put(packed.arrays)).memory_analysis()
     assert memory.alias_size_in_bytes >= kv_bytes(real) == 513 * 16 * 2 * 3 * 64 * 4 * 30
     allowed = step_bytes(
         loaded("smollm2-135m").config, num_tokens=bucket.num_tokens, num_rows=bucket.num_rows
@@ -398,8 +396,7 @@ def test_one_poisoned_request_ends_and_its_mates_do_not_notice(logprobs):
         engine.step()
     victim = engine.requests[2]
     block = victim.sequence.block_table[0]
-    poisoned = tuple(kv.at[block].set(NAN) for kv in real.kv_blocks)
-    real._state = real._state._replace(kv_blocks=poisoned)
+    poison(real, [block])
     run_to_end(engine)
     check_idle(engine)
     assert (victim.finish_reason, victim.num_output_tokens) == ("error", 5)
