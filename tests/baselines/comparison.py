@@ -5,8 +5,9 @@ from random import Random
 from typing import Any
 
 from baselines.clockwork import Job, Sizes, Step
-from baselines.composed import baseline_policies
-from builders import make_engine, make_limits, submit, tokens_alone
+from baselines.buddy_space import power_of_two
+from baselines.composed import baseline_policies, choices
+from builders import make_engine, make_limits, make_policies, submit, tokens_alone
 
 from paxserve.events import Kind
 from paxserve.prediction import draw
@@ -21,21 +22,21 @@ class Case:
     jobs: list[Job]
 
 
-def random_case(seed: int, *, block_size: int | None, is_whole: bool, shares: bool) -> Case:
-    """A workload in which every request alone fits the pool.
+def random_case(name: str, seed: int, *, block_size: int | None, shares: bool) -> Case:
+    """A workload for a baseline, in which every request alone fits budget and pool.
 
     Args:
+        name: of the baseline.
         seed: of the case.
-        block_size: where the baseline says one.
-        is_whole: prompts are not split, so the budget holds the longest request.
+        block_size: if the baseline is to run with one.
         shares: prompts begin alike, in whole blocks of a small alphabet.
     """
-    random = Random(seed)
+    random, policies = Random(seed), baseline_policies(name)
     size = block_size or random.choice([1, 2, 3, 4])
     jobs = []
     for _ in range(random.randint(2, 7)):
         prompt, output = random.randint(1, 14), random.randint(1, 9)
-        blocks = [random.randint(0, 1) for _ in range(-(-prompt // size))]
+        blocks = [random.choice([0, 0, 0, 1]) for _ in range(-(-prompt // size))]
         ids = [100 * b + i for b in blocks for i in range(size)] if shares else []
         ids = ids[:prompt] or [random.randrange(50_000) for _ in range(prompt)]
         jobs.append(
@@ -51,9 +52,11 @@ def random_case(seed: int, *, block_size: int | None, is_whole: bool, shares: bo
     jobs = [job._replace(chance=draw(str(number))) for number, job in enumerate(jobs)]
     max_model_len = max(job.prompt + job.output for job in jobs)
     rows = random.randint(1, 5)
-    least = max(rows, max_model_len if is_whole else 1)
+    least = max(rows, max_model_len if policies["batching"].whole_prompts else 1)
     watermark = random.choice([0.0, 0.0, 0.1, 0.2])
     longest = -(-max_model_len // size)
+    if choices(name)["placement"] == "buddy":
+        longest = power_of_two(longest)
     blocks = random.randint(longest, 2 * longest)
     while blocks - int(watermark * blocks) < longest:
         blocks += 1
@@ -72,13 +75,14 @@ def random_case(seed: int, *, block_size: int | None, is_whole: bool, shares: bo
 
 def served(case: Case, name: str, settings: dict[str, dict[str, Any]]) -> list[Step]:
     """What the engine does, step by step."""
-    sizes = case.sizes
+    sizes, policies = case.sizes, make_policies(**baseline_policies(name, settings))
     limits = make_limits(
         max_num_seqs=sizes.rows,
         max_num_batched_tokens=sizes.budget,
         max_model_len=sizes.max_model_len,
         block_size=sizes.block_size,
         num_blocks=1 + sizes.blocks,
+        num_host_blocks=sizes.blocks * len(case.jobs) if policies.preemption.swaps else 0,
     )
     engine = make_engine(limits, **baseline_policies(name, settings))
     coming = list(enumerate(case.jobs))

@@ -1,4 +1,4 @@
-"""FastServe's skip-join multi-level feedback queue at Orca's iterations; memory is paged, and swapped.
+"""FastServe's skip-join multi-level feedback queue at Orca's iterations, over memory with swap.
 
 A quantum doubles from level to level; a newcomer joins the highest level whose quantum covers its
 prompt; who has used up its quantum goes a level down; who waits too long in a level goes to the top

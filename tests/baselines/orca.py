@@ -45,4 +45,4 @@ class OrcaPow2(Orca):
 
 class OrcaOracle(Orca):
     def reserved(self, job):
-        return job.prompt + job.output
+        return job.prompt + job.output - 1  # the last token is never written

@@ -1,5 +1,5 @@
-"""Each baseline of `configs/baseline/` does, step by step, what a naive transcription of the published
-rule does: same requests, same tokens, same order, same preemptions.
+"""Each baseline of `configs/baseline/` does, step by step, what a naive transcription of the
+published rule does: same requests, same tokens, same order, same preemptions.
 
 Transcriptions use nothing of paxserve; see `clockwork.py`.
 """
@@ -11,7 +11,7 @@ import pytest
 from baselines import fastserve
 from baselines.clockwork import Rule, Sizes, schedule
 from baselines.comparison import random_case, served
-from baselines.composed import BASELINES, choices, missing
+from baselines.composed import BASELINES, missing
 from baselines.fastserve import FastServe
 from baselines.orca import OrcaMax, OrcaOracle, OrcaPow2
 from baselines.past_future import PastFuture
@@ -91,13 +91,7 @@ def test_the_composed_policies_do_what_the_published_rule_says(name):
     baseline = CASES[name]
     num_preempted = 0
     for seed in range(NUM_CASES):
-        case = random_case(
-            seed,
-            block_size=baseline.block_size,
-            is_whole=choices(name)["batching"]
-            not in ("chunked_prefill", "alternating", "running_first"),
-            shares=baseline.shares,
-        )
+        case = random_case(name, seed, block_size=baseline.block_size, shares=baseline.shares)
         expected = schedule(case.jobs, baseline.rule(case.sizes))
         found = served(case, name, baseline.settings(case.sizes))
         for number, pair in enumerate(zip(expected, found, strict=False)):
