@@ -36,7 +36,8 @@ class BlockPool:
         for block in found:
             self.users[block] += 1
         self.lru = [block for block in self.lru if not self.users[block]]
-        task.table, task.computed = found, len(found) * self.block_size
+        task.table, task.indexed = found, len(found)
+        task.computed = len(found) * self.block_size
 
     def grow(self, task, num_tokens):
         """Blocks for so many tokens, which can then be found; False if there are too few."""
@@ -56,10 +57,12 @@ class BlockPool:
         return self.lru[0]
 
     def index(self, task, num_tokens):
-        for i, block in enumerate(task.table[: num_tokens // self.block_size]):
+        num_full = num_tokens // self.block_size if self.caches else 0
+        for i in range(task.indexed, num_full):
             prefix = task.job.tokens[: (i + 1) * self.block_size]
-            if self.caches and self.block_of.setdefault(prefix, block) == block:
-                self.prefix_of[block] = prefix
+            if self.block_of.setdefault(prefix, task.table[i]) == task.table[i]:
+                self.prefix_of[task.table[i]] = prefix
+        task.indexed = max(task.indexed, num_full)
 
     def release(self, task):
         """The end of the table is to be taken first."""

@@ -52,6 +52,7 @@ class Task:
     computed: int = 0
     held: int = 0
     entry: int = 0
+    indexed: int = 0  # blocks of the table that were offered to a prefix cache
     table: list[int] = field(default_factory=list)  # block ids, for rules that look at them
 
     @property

@@ -23,4 +23,10 @@ class RadixPool(BlockPool):
         """Not yet: after the step."""
 
     def publish(self, task):
-        super().index(task, task.computed)
+        """What is computed, as long as the tree runs through the task's own blocks."""
+        while task.indexed < task.computed:
+            block, prefix = task.table[task.indexed], task.job.tokens[: task.indexed + 1]
+            if self.block_of.setdefault(prefix, block) != block:
+                break
+            self.prefix_of[block] = prefix
+            task.indexed += 1
