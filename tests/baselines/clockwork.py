@@ -34,6 +34,7 @@ class Sizes(NamedTuple):
     watermark: float = 0.0
     threshold: int = 0  # of a long prompt
     shared: int = 0  # tokens that make a request wait for another
+    ratio: float = 0.0  # of the tokens to come that stays free
     caches: bool = True
 
     def blocks_for(self, num_tokens: int) -> int:

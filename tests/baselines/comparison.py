@@ -69,6 +69,7 @@ def random_case(name: str, seed: int, *, block_size: int | None, shares: bool) -
         watermark=watermark,
         threshold=random.choice([0, 0, 3]),
         shared=random.choice([0, 2]),
+        ratio=random.choice([0.0, 0.4, 0.7]),
     )
     return Case(sizes, jobs)
 

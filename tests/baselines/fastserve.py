@@ -25,9 +25,9 @@ class FastServe(Rule):
             if self.level[task] and now >= self.joined[task] + STARVES:
                 self.level[task], self.service[task] = 0, 0
         granted, preempted = self.decodes(waiting, running, now)
-        for task in sorted(waiting, key=self.rank):
-            left = self.sizes.budget - sum(n for _, n in granted)
-            if task in preempted:
+        while waiting:
+            task = min(waiting, key=self.rank)
+            if task in preempted:  # it does not fit beside who took its place
                 break
             while not (len(running) < self.sizes.rows and self.missing(task) <= self.free(running)):
                 last = max(running, key=self.rank, default=task)
@@ -36,7 +36,7 @@ class FastServe(Rule):
                 granted = [pair for pair in granted if pair[0] is not last]
                 self.swap_out(last, waiting, running, now)
                 preempted.append(last)
-                left = self.sizes.budget - sum(n for _, n in granted)
+            left = self.sizes.budget - sum(n for _, n in granted)
             fits = len(running) < self.sizes.rows and self.missing(task) <= self.free(running)
             if not fits or task.left > left:
                 break

@@ -6,21 +6,21 @@ with the fewest outputs is retracted.
 from baselines.clockwork import Rule
 from baselines.radix_pool import RadixPool
 
-START, END, STEPS = 0.7, 0.098, 600  # of the ratio of tokens to come that stays free
+STEPS = 600  # in which the ratio of the tokens to come that stays free falls to a seventh
 
 
 class SglangLpm(Rule):
     def __init__(self, sizes):
         super().__init__(sizes)
-        self.pool, self.ratio = RadixPool(sizes.blocks), START
+        self.pool, self.ratio = RadixPool(sizes.blocks), sizes.ratio
 
     def plan(self, waiting, running, now):
         for task in running:
             self.pool.publish(task)
         entered = self.prefills(waiting, running)
         granted, preempted = (entered, []) if entered else self.decodes(waiting, running)
-        self.ratio = START if preempted else self.ratio
-        self.ratio = max(END, self.ratio - (START - END) / STEPS)
+        start, end = self.sizes.ratio, 0.14 * self.sizes.ratio
+        self.ratio = max(end, (start if preempted else self.ratio) - (start - end) / STEPS)
         return granted, preempted
 
     def order(self, waiting):

@@ -17,8 +17,8 @@ class Srpt(VllmV1Plain):
 
     def admit(self, waiting, running, granted, budget):
         while waiting and budget:
-            task = min((t for t in waiting if t not in self.displaced), key=rank, default=None)
-            if task is None:
+            task = min(waiting, key=rank)
+            if task in self.displaced:  # it does not fit beside who took its place
                 break
             num_tokens = min(task.left, self.sizes.threshold or task.left, budget)
             while len(running) == self.sizes.rows or not self.pool.fits([], num_tokens):

@@ -66,7 +66,10 @@ CASES = {
     "vllm_v1": Baseline(VllmV1, threshold, 50, shares=True),
     "sglang_lpm": Baseline(
         SglangLpm,
-        lambda sizes: {"longest_prefix_hit": {"shared_tokens": sizes.shared}},
+        lambda sizes: {
+            "longest_prefix_hit": {"shared_tokens": sizes.shared},
+            "token_ratio": {"initial": sizes.ratio, "minimum": 0.14 * sizes.ratio},
+        },
         20,
         block_size=1,
         shares=True,
