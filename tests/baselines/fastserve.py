@@ -31,7 +31,7 @@ class FastServe(Rule):
                 break
             while not (len(running) < self.sizes.rows and self.missing(task) <= self.free(running)):
                 last = max(running, key=self.rank, default=task)
-                if self.rank(last) <= self.rank(task):
+                if self.rank(last)[:2] <= self.rank(task)[:2]:
                     break
                 granted = [pair for pair in granted if pair[0] is not last]
                 self.swap_out(last, waiting, running, now)

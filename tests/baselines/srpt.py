@@ -6,7 +6,7 @@ from baselines.vllm_v1_plain import VllmV1Plain
 
 
 def rank(task):
-    return (task.job.output - task.produced, task.number)
+    return (task.job.output - task.produced, task.job.arrival, task.number)
 
 
 class Srpt(VllmV1Plain):
@@ -23,7 +23,7 @@ class Srpt(VllmV1Plain):
             num_tokens = min(task.left, self.sizes.threshold or task.left, budget)
             while len(running) == self.sizes.rows or not self.pool.fits([], num_tokens):
                 last = max(running, key=rank)
-                if rank(last) < rank(task):
+                if rank(last)[:2] <= rank(task)[:2]:
                     return
                 for pair in [pair for pair in granted if pair[0] is last]:
                     granted.remove(pair)
