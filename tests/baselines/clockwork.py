@@ -91,6 +91,9 @@ class Rule:
         """One step; `waiting` is by arrival, those preempted in front."""
         raise NotImplementedError
 
+    def served(self, task: Task, num_outputs: int) -> None:
+        """A step that computed for the task has run."""
+
     def finished(self, task: Task) -> None:
         """The task has ended; it runs no more."""
 
@@ -124,7 +127,9 @@ def schedule(jobs: list[Job], rule: Rule) -> list[Step]:
         now += 1
         for task, num_tokens in granted:
             task.computed += num_tokens
-            task.known += task.left == 0
+            num_outputs = int(task.left == 0)
+            task.known += num_outputs
+            rule.served(task, num_outputs)
             if task.is_done:
                 running.remove(task)
                 rule.finished(task)

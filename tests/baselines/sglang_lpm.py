@@ -15,8 +15,6 @@ class SglangLpm(Rule):
         self.pool, self.ratio = RadixPool(sizes.blocks), sizes.ratio
 
     def plan(self, waiting, running, now):
-        for task in running:
-            self.pool.publish(task)
         entered = self.prefills(waiting, running)
         granted, preempted = (entered, []) if entered else self.decodes(waiting, running)
         start, end = self.sizes.ratio, 0.14 * self.sizes.ratio
@@ -75,6 +73,8 @@ class SglangLpm(Rule):
                 granted.append((task, 1))
         return granted, preempted
 
-    def finished(self, task):
+    def served(self, task, num_outputs):
         self.pool.publish(task)
+
+    def finished(self, task):
         self.pool.release(task)

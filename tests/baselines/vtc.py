@@ -9,20 +9,15 @@ class Vtc(VllmV1Plain):
     def __init__(self, sizes):
         super().__init__(sizes)
         self.counter, self.backlogged, self.last_left, self.charged = {}, set(), None, set()
-        self.produced = {}
 
     def plan(self, waiting, running, now):
-        for task in running:  # what the step before produced
-            self.charge(task)
         self.note(waiting)
         result = super().plan(waiting, running, now)
         self.note(waiting)
         return result
 
-    def charge(self, task):
-        client, new = task.job.client, task.produced - self.produced.get(task, 0)
-        self.counter[client] = self.counter.get(client, 0) + 2 * new
-        self.produced[task] = task.produced
+    def served(self, task, num_outputs):
+        self.counter[task.job.client] += 2 * num_outputs
 
     def note(self, waiting):
         """Who comes to have requests waiting is lifted; who has none any more is remembered."""
@@ -48,7 +43,3 @@ class Vtc(VllmV1Plain):
             self.charged.add(task)
             self.counter[task.job.client] += task.job.prompt
         return enters
-
-    def finished(self, task):
-        super().finished(task)
-        self.charge(task)
