@@ -7,12 +7,8 @@ the first can be found (V1 keeps both).
 class BlockPool:
     def __init__(self, num_blocks, block_size, *, caches):
         self.block_size, self.caches = block_size, caches
-        self.unused = list(range(num_blocks))  # free, and not to be found
-        self.lru = []  # free, and to be found
+        self.unused, self.lru = list(range(num_blocks)), []  # free: not to be found, to be found
         self.block_of, self.prefix_of, self.users = {}, {}, [0] * num_blocks
-
-    def blocks_for(self, num_tokens):
-        return -(-num_tokens // self.block_size)
 
     def find(self, task):
         """Blocks for the longest known prefix; the last token is always computed."""
@@ -25,11 +21,9 @@ class BlockPool:
         return found
 
     def fits(self, found, num_tokens):
-        """Whether a table that begins with `found` could hold so many; a found block that is free
-        is taken too.
-        """
-        missing = self.blocks_for(num_tokens) - len(found)
+        """Whether there is room for so many, of which some are found; those may be free blocks."""
         revived = sum(self.users[block] == 0 for block in found)
+        missing = -(-num_tokens // self.block_size) - len(found)
         return missing + revived <= len(self.unused) + len(self.lru)
 
     def enter(self, task, found):
@@ -41,10 +35,9 @@ class BlockPool:
 
     def grow(self, task, num_tokens):
         """Blocks for so many tokens, which can then be found; False if there are too few."""
-        missing = self.blocks_for(num_tokens) - len(task.table)
-        if missing > len(self.unused) + len(self.lru):
+        if not self.fits(task.table, num_tokens):
             return False
-        for _ in range(missing):
+        while len(task.table) * self.block_size < num_tokens:
             block = self.unused.pop() if self.unused else self.oldest()
             self.lru = [other for other in self.lru if other != block]
             self.block_of.pop(self.prefix_of.pop(block, None), None)
@@ -65,8 +58,7 @@ class BlockPool:
         task.indexed = max(task.indexed, num_full)
 
     def release(self, task):
-        """The end of the table is to be taken first."""
-        for block in reversed(task.table):
+        for block in reversed(task.table):  # its end is to be taken first
             self.users[block] -= 1
             if not self.users[block]:
                 (self.lru if block in self.prefix_of else self.unused).append(block)

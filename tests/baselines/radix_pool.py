@@ -9,11 +9,10 @@ class RadixPool(BlockPool):
     def __init__(self, num_blocks):
         super().__init__(num_blocks, 1, caches=True)
 
-    def num_available(self):
-        return len(self.unused) + len(self.lru)
-
-    def num_revived(self, found):
-        return sum(self.users[block] == 0 for block in found)
+    def num_free(self, found):
+        """Tokens that there is room for beside those found."""
+        num_revived = sum(self.users[block] == 0 for block in found)
+        return len(self.unused) + len(self.lru) - num_revived
 
     def oldest(self):
         prefixes = [prefix[:-1] for prefix in self.block_of]

@@ -1,12 +1,13 @@
-"""SGLang's longest prefix match over a radix cache of single tokens: prompts first, who shares more
-uncached tokens with one ahead waits for it, a share of the tokens to come stays free, and the one
-with the fewest outputs is retracted.
+"""SGLang's scheduler over a radix cache of single tokens: whole prompts first, in the order of the
+longest cached prefix, as long as a share of the tokens to come stays free; when memory is short the
+request with the fewest outputs is retracted.
 """
 
 from baselines.clockwork import Rule
+from baselines.longest_prefix import longest_prefix_first
 from baselines.radix_pool import RadixPool
 
-STEPS = 600  # in which the ratio of the tokens to come that stays free falls to a seventh
+STEPS = 600  # in which the share falls to a seventh
 
 
 class SglangLpm(Rule):
@@ -21,43 +22,22 @@ class SglangLpm(Rule):
         self.ratio = max(end, (start if preempted else self.ratio) - (start - end) / STEPS)
         return granted, preempted
 
-    def order(self, waiting):
-        cached = {task: len(self.pool.find(task)) for task in waiting}
-        ahead = []
-        for task in sorted(waiting, key=lambda task: (-cached[task], task.number)):
-            alike = task.job.tokens[
-                : min(cached[task] + self.sizes.shared + 1, task.job.prompt + 1)
-            ]
-            is_long = (
-                len(alike) > cached[task] + self.sizes.shared and len(alike) <= task.job.prompt
-            )
-            if not is_long or not any(
-                other.job.prompt >= len(alike) and other.job.tokens[: len(alike)] == alike
-                for other in ahead
-            ):
-                ahead.append(task)
-        return ahead
-
     def prefills(self, waiting, running):
-        granted, budget, kept = [], self.sizes.budget, 0
-        for task in running:
-            kept += self.ratio * (task.job.output - task.produced)
-        is_alone = not running
-        for task in self.order(waiting):
+        granted, budget = [], self.sizes.budget
+        kept = self.ratio * sum(task.job.output - task.produced for task in running)
+        for task in longest_prefix_first(waiting, self.pool, self.sizes.shared):
             found = self.pool.find(task)
             left, to_come = task.known - len(found), task.job.output - task.produced
-            free = self.pool.num_available() - self.pool.num_revived(found)
-            if left > budget or len(running) == self.sizes.rows or left > free:
+            if left > budget or len(running) == self.sizes.rows:
                 break
-            if not is_alone and left + to_come + kept > free:
+            if (left + to_come + kept if running else left) > self.pool.num_free(found):
                 break
             self.pool.enter(task, found)
             assert self.pool.grow(task, task.known)
-            is_alone, kept = False, kept + to_come
             waiting.remove(task)
             running.append(task)
             granted.append((task, left))
-            budget -= left
+            kept, budget = kept + to_come, budget - left
         return granted
 
     def decodes(self, waiting, running):
@@ -67,7 +47,7 @@ class SglangLpm(Rule):
                 last = min(running, key=lambda t: (t.produced, -t.job.prompt, -running.index(t)))
                 granted = [pair for pair in granted if pair[0] is not last]
                 preempted.append(last)
-                self.pool.release(last)
+                self.finished(last)
                 self.drop(last, waiting, running)
             if task in running:
                 granted.append((task, 1))

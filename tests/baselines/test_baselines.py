@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
-from baselines import fastserve
+from baselines import feedback_queue
 from baselines.clockwork import Rule, Sizes, schedule
 from baselines.comparison import random_case, served
 from baselines.composed import BASELINES, missing
@@ -50,10 +50,10 @@ def threshold(sizes):
 
 
 MLFQ = {
-    "first_quantum_s": fastserve.QUANTUM,
-    "num_levels": fastserve.LEVELS,
-    "prefill_s_per_token": fastserve.PER_TOKEN,
-    "starvation_s": fastserve.STARVES,
+    "first_quantum_s": feedback_queue.QUANTUM,
+    "num_levels": feedback_queue.LEVELS,
+    "prefill_s_per_token": feedback_queue.PER_TOKEN,
+    "starvation_s": feedback_queue.STARVES,
 }
 CASES = {
     "static": Baseline(Static, block_size=1),
@@ -70,7 +70,7 @@ CASES = {
             "longest_prefix_hit": {"shared_tokens": sizes.shared},
             "token_ratio": {"initial": sizes.ratio, "minimum": 0.14 * sizes.ratio},
         },
-        20,
+        10,
         block_size=1,
         shares=True,
     ),
