@@ -3,6 +3,7 @@ yet, so that a test can wait for it.
 """
 
 import dataclasses
+from functools import cache
 from typing import Any
 
 from axes import ROOT, policy_class, stems, yaml_values
@@ -14,6 +15,7 @@ BASELINES = sorted(path.stem for path in (ROOT / "configs" / "baseline").glob("*
 FIELD_OF = {"gate": "gates"}
 
 
+@cache
 def baseline_file(name: str) -> dict[str, Any]:
     """A baseline's config file, as it stands."""
     path = ROOT / "configs" / "baseline" / f"{name}.yaml"
@@ -22,10 +24,9 @@ def baseline_file(name: str) -> dict[str, Any]:
 
 def choices(name: str) -> dict[str, str | list[str]]:
     """What a baseline overrides: the choice of each axis, a list for the gates."""
-    (*overrides,) = baseline_file(name)["defaults"]
     return {
         key.removeprefix("override /"): choice
-        for entry in overrides
+        for entry in baseline_file(name)["defaults"]
         for key, choice in entry.items()
     }
 
@@ -49,9 +50,7 @@ def baseline_policies(
     made: dict[str, Any] = {}
     for axis, chosen in choices(name).items():
         loaded = [
-            policy_class(axis, choice)(
-                **(yaml_values(axis, choice) or {}) | (settings or {}).get(choice, {})
-            )
+            policy_class(axis, choice)(**_values(axis, choice) | (settings or {}).get(choice, {}))
             for choice in (chosen if isinstance(chosen, list) else [chosen])
             if choice in stems(axis)
         ]
@@ -60,3 +59,8 @@ def baseline_policies(
         elif loaded:
             made[axis] = loaded[0]
     return made
+
+
+@cache
+def _values(axis: str, choice: str) -> dict[str, Any]:
+    return yaml_values(axis, choice) or {}

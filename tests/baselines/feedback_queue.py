@@ -1,7 +1,7 @@
-"""FastServe's skip-join multi-level feedback queue. A quantum doubles from level to level; a newcomer
-joins the highest level whose quantum covers its prompt; who has used up its quantum goes a level
-down; who waits too long in a level goes to the top one. Nobody is displaced before its first token
-after entering.
+"""FastServe's skip-join multi-level feedback queue. A quantum doubles from level to level; a
+newcomer joins the highest level whose quantum covers its prompt; who has used up its quantum goes a
+level down; who waits too long in a level goes to the top one. Nobody is displaced before its first
+token after entering.
 """
 
 QUANTUM, LEVELS, PER_TOKEN, STARVES = 1.3, 4, 0.3, 7.5  # seconds; a step takes one
