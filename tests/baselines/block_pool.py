@@ -1,6 +1,6 @@
 """vLLM V1's block pool (0.32): a free block keeps its content and can be found until it is taken.
-Those without content are taken first, then the longest unused. Of two blocks with one content only
-the first can be found (V1 keeps both).
+Those without content are taken first, then the longest unused. V1 keeps every block of one content
+findable; here it is one, and when that is taken, the next table with this content that goes on.
 """
 
 
@@ -50,12 +50,15 @@ class BlockPool:
         return self.lru[0]
 
     def index(self, task, num_tokens):
-        num_full = num_tokens // self.block_size if self.caches else 0
-        for i in range(task.indexed, num_full):
-            prefix = task.job.tokens[: (i + 1) * self.block_size]
-            if self.block_of.setdefault(prefix, task.table[i]) == task.table[i]:
-                self.prefix_of[task.table[i]] = prefix
-        task.indexed = max(task.indexed, num_full)
+        ends = range(self.block_size, num_tokens + 1, self.block_size)
+        prefixes = [task.job.tokens[:end] for end in ends if self.caches]
+        start = task.indexed
+        while start < len(prefixes) and start and prefixes[start - 1] not in self.block_of:
+            start -= 1
+        for prefix, block in list(zip(prefixes, task.table, strict=False))[start:]:
+            if self.block_of.setdefault(prefix, block) == block:
+                self.prefix_of[block] = prefix
+        task.indexed = max(start, len(prefixes))
 
     def release(self, task):
         for block in reversed(task.table):  # its end is to be taken first
