@@ -94,14 +94,14 @@ BASELINES = {
     "orca_max": Scenario(
         CONTIGUOUS,
         FOR_ORCA,
-        note="Each reserves 8 of 16 slots: two at a time. R3 has R2's run right after step 3, with\n"
-        "its whole prompt beside R1's decode.",
+        note="Each reserves 8 of 16 slots: two at a time. R3 has R2's run in the step after R2's\n"
+        "end, with its whole prompt beside R1's decode.",
     ),
     "orca_pow2": Scenario(
         CONTIGUOUS,
         FOR_ORCA,
-        note="R1 reserves 3 + 8, cut to 8; R2 2 + 4, in a run of 8; R3 2 + 2 and R4 1 + 2 take runs\n"
-        "of 4, which only R2's end makes: both enter in step 4.",
+        note="R1 reserves 3 + 8, cut to 8; R2 2 + 4, in a run of 8; R3 2 + 2 and R4 1 + 2, in runs\n"
+        "of 4 that only R2's end makes: both enter in step 4.",
     ),
     "orca_oracle": Scenario(
         CONTIGUOUS,
@@ -112,17 +112,18 @@ BASELINES = {
     "vllm_v0": Scenario(
         LATE_SIZES | {"num_blocks": 9},
         LATE_PROMPT,
-        note="Prompts before decodes: R1 stays while R2 (step 3) goes in whole. In step 5 the pool of\n"
-        "8 blocks is full and R1 needs one: the newest is preempted.",
+        note="Prompts before decodes: R1 stays while R2 and then R3 go in whole. In step 5 the 8 blocks\n"
+        "are not enough: the newest, R3, makes way, in step 6 R2. What they had computed is lost,\n"
+        "their tokens are not: step 10 computes R2's 9 + 2 as one prompt.",
     ),
     "sarathi": Scenario(
-        LATE_SIZES | {"num_blocks": 9, "max_num_batched_tokens": 4},
+        LATE_SIZES | {"num_blocks": 12, "max_num_batched_tokens": 4},
         LATE_PROMPT,
         note="R1 decodes in every step; R2's prompt takes what is left of the 4 tokens, 3 a step.\n"
         "The memory of all of it is taken with the first chunk. R3 enters behind its last one.",
     ),
     "simple_chunking": Scenario(
-        LATE_SIZES | {"num_blocks": 9, "max_num_batched_tokens": 4},
+        LATE_SIZES | {"num_blocks": 12, "max_num_batched_tokens": 4},
         LATE_PROMPT,
         note="A step of prompt chunks, then one of decodes: R1 decodes every second step while R2's\n"
         "prompt goes in by 4. R3 enters only when no prompt is under way.",
@@ -135,11 +136,11 @@ BASELINES = {
         "R4, all of whose 4 tokens are cached, computes 2.",
     ),
     "sglang_lpm": Scenario(
-        {"max_num_seqs": 3, "max_model_len": 16, "block_size": 1, "num_blocks": 41},
-        [Ask(6, 3, num_common=5), Ask(4, 2, at=1), Ask(7, 2, 1, "", 5), Ask(7, 3, 1, "", 6)],
+        {"max_num_seqs": 4, "max_model_len": 16, "block_size": 1, "num_blocks": 41},
+        [Ask(6, 3, num_common=5), Ask(4, 2, at=1), Ask(7, 2, 1, "", 6), Ask(7, 3, 1, "", 6)],
         settings={"longest_prefix_hit": {"reorders_at_most": 128, "shared_tokens": 0}},
-        note="R3 and R4 find 5 tokens of R1 and go before R2, which came first; R4 shares one more\n"
-        "token with R3, so it waits for it and finds it.",
+        note="R3 finds 5 tokens of R1 and goes before R2, which came first. R4 finds them too, but\n"
+        "shares one more with R3: it waits a step and finds 6.",
     ),
     "fastserve": Scenario(
         {"max_num_seqs": 1, "max_model_len": 16, "block_size": 2, "num_blocks": 17},
@@ -168,7 +169,7 @@ BASELINES = {
     "sjf": Scenario(
         {"max_num_seqs": 2, "max_model_len": 16, "block_size": 2, "num_blocks": 17},
         [Ask(3, 5), Ask(3, 4), Ask(3, 2), Ask(3, 1, at=1)],
-        note="Shortest output first, among those that wait: R3 and R2 at once, then R4, then R1.",
+        note="Shortest output first: R3 and R2, then R4, which came later than R1 and is shorter.",
     ),
     "srpt": Scenario(
         {"max_num_seqs": 1, "max_model_len": 16, "block_size": 2, "num_blocks": 17},
@@ -178,9 +179,10 @@ BASELINES = {
     ),
     "past_future": Scenario(
         {"max_num_seqs": 3, "max_model_len": 16, "block_size": 1, "num_blocks": 17},
-        [Ask(4, 2), Ask(4, 8, at=2), Ask(4, 2, at=2), Ask(2, 1, at=2)],
-        note="16 slots. Who ended had 2 outputs; R2 and R3 are expected to do alike and fit together,\n"
-        "though R2 goes on to 8; once it is beyond 2, its own limit counts.",
+        [Ask(4, 2), Ask(4, 8, at=2), Ask(6, 2, at=2), Ask(6, 2, at=2)],
+        note="16 slots. R1 ended with 2 outputs, so R2 (4 + 2) and R3 (6 + 2) are expected to fit. R4's\n"
+        "prompt would fit the 6 slots left, but its future (6 + 2) does not; and R2, once beyond\n"
+        "2 outputs, is expected to use its own limit.",
     ),
 }
 SCENARIOS = {
@@ -271,7 +273,8 @@ def remark(event: Any) -> str:
     if event.kind is Kind.ENTERED and event.detail:
         return f"  {event.request_id}: {event.detail}"
     if event.kind is Kind.HELD_BACK:
-        return f"  held back {event.request_id}: {event.detail}"
+        # A gate's own words are not the schedule's.
+        return f"  held back {event.request_id}: {': '.join(event.detail.split(': ')[:2])}"
     return f"  ends {event.request_id}" if event.kind is Kind.FINISHED else ""
 
 
