@@ -26,7 +26,7 @@ from paxserve.request import Request
 
 @dataclass(frozen=True, slots=True)
 class RunningFirst:
-    """A prompt begun early can leave nothing for the decodes behind it.
+    """Whoever runs is served in order of admission, decode or chunk.
 
     long_prefill_token_threshold: most tokens of one prompt in a step; 0 is no limit.
     max_num_partial_prefills: most prompts begun and not finished at a time; 0 is no limit.

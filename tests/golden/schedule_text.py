@@ -7,6 +7,7 @@ but nothing computed, `-` empty.
 
 import sys
 from pathlib import Path
+from textwrap import wrap
 from typing import Any, NamedTuple
 
 FOLDER = Path(__file__).resolve().parent
@@ -88,59 +89,60 @@ BASELINES = {
     "static": Scenario(
         CONTIGUOUS,
         [Ask(3, 5), Ask(2, 2), Ask(2, 3)],
-        note="16 slots hold two requests of the maximum length 8, so R3 waits though two rows are\n"
-        "empty; R2 ends after 2 steps and stays, dead, until R1 has ended too.",
+        note="16 slots hold two requests of the maximum length 8, so R3 waits though two rows "
+        "are empty; R2 ends after 2 steps and stays, dead, until R1 has ended too.",
     ),
     "orca_max": Scenario(
         CONTIGUOUS,
         FOR_ORCA,
-        note="Each reserves 8 of 16 slots: two at a time. R3 has R2's run in the step after R2's\n"
+        note="Each reserves 8 of 16 slots: two at a time. R3 has R2's run in the step after R2's "
         "end, with its whole prompt beside R1's decode.",
     ),
     "orca_pow2": Scenario(
         CONTIGUOUS,
         FOR_ORCA,
-        note="R1 reserves 3 + 8, cut to 8; R2 2 + 4, in a run of 8; R3 2 + 2 and R4 1 + 2, in runs\n"
-        "of 4 that only R2's end makes: both enter in step 4.",
+        note="R1 reserves 3 + 8, cut to 8; R2 2 + 4, in a run of 8; R3 2 + 2 and R4 1 + 2, in "
+        "runs of 4 that only R2's end makes: both enter in step 4.",
     ),
     "orca_oracle": Scenario(
         CONTIGUOUS,
         FOR_ORCA,
-        note="R1 reserves 7 in a run of 8, R2 4 in 4, R3 3 in 4: full at once. R4 (2 slots) enters\n"
-        "when R3 ends.",
+        note="R1 reserves 7 in a run of 8, R2 4 in 4, R3 3 in 4: full at once. R4 (2 slots) "
+        "enters when R3 ends.",
     ),
     "vllm_v0": Scenario(
         LATE_SIZES | {"num_blocks": 9},
         LATE_PROMPT,
-        note="Prompts before decodes: R1 stays while R2 and then R3 go in whole. In step 5 the 8 blocks\n"
-        "are not enough: the newest, R3, makes way, in step 6 R2. What they had computed is lost,\n"
-        "their tokens are not: step 10 computes R2's 9 + 2 as one prompt.",
+        note="Prompts before decodes: R1 stays while R2 and then R3 go in whole. In step 5 the 8 "
+        "blocks are not enough: the newest, R3, makes way, in step 6 R2. What they had "
+        "computed is lost, their tokens are not: step 10 computes R2's 9 + 2 as one prompt.",
     ),
     "sarathi": Scenario(
-        LATE_SIZES | {"num_blocks": 12, "max_num_batched_tokens": 4},
+        LATE_SIZES | {"num_blocks": 14, "max_num_batched_tokens": 4},
         LATE_PROMPT,
-        note="R1 decodes in every step; R2's prompt takes what is left of the 4 tokens, 3 a step.\n"
-        "The memory of all of it is taken with the first chunk. R3 enters behind its last one.",
+        note="R1 decodes in every step; R2's prompt takes what is left of the 4 tokens, 3 a "
+        "step. The memory of all of it is taken with the first chunk. R3 enters behind its "
+        "last one.",
     ),
     "simple_chunking": Scenario(
-        LATE_SIZES | {"num_blocks": 12, "max_num_batched_tokens": 4},
+        LATE_SIZES | {"num_blocks": 14, "max_num_batched_tokens": 4},
         LATE_PROMPT,
-        note="A step of prompt chunks, then one of decodes: R1 decodes every second step while R2's\n"
-        "prompt goes in by 4. R3 enters only when no prompt is under way.",
+        note="A step of prompt chunks, then one of decodes: R1 decodes every second step while "
+        "R2's prompt goes in by 4. R3 enters only when no prompt is under way.",
     ),
     "vllm_v1": Scenario(
         LATE_SIZES | {"num_blocks": 9, "max_num_batched_tokens": 8},
         [Ask(5, 5, num_common=4), Ask(5, 6, num_common=4), Ask(6, 4, at=1), Ask(4, 3, 2, "", 4)],
-        note="R2 finds 4 tokens that R1 computes in the same step. When memory is short the last of\n"
-        "running is preempted, and nobody enters in that step. A hit leaves the last prompt token:\n"
-        "R4, all of whose 4 tokens are cached, computes 2.",
+        note="R2 finds 4 tokens that R1 computes in the same step. When memory is short the last "
+        "of running is preempted, and nobody enters in that step. A hit leaves the last "
+        "prompt token: R4, all of whose 4 tokens are cached, computes 2.",
     ),
     "sglang_lpm": Scenario(
         {"max_num_seqs": 4, "max_model_len": 16, "block_size": 1, "num_blocks": 41},
         [Ask(6, 3, num_common=5), Ask(4, 2, at=1), Ask(7, 2, 1, "", 6), Ask(7, 3, 1, "", 6)],
         settings={"longest_prefix_hit": {"reorders_at_most": 128, "shared_tokens": 0}},
-        note="R3 finds 5 tokens of R1 and goes before R2, which came first. R4 finds them too, but\n"
-        "shares one more with R3: it waits a step and finds 6.",
+        note="R3 finds 5 tokens of R1 and goes before R2, which came first. R4 finds them too, "
+        "but shares one more with R3: it waits a step and finds 6.",
     ),
     "fastserve": Scenario(
         {"max_num_seqs": 1, "max_model_len": 16, "block_size": 2, "num_blocks": 17},
@@ -153,8 +155,9 @@ BASELINES = {
                 "starvation_s": 50.0,
             }
         },
-        note="Levels of 1.5, 3, 6 s. R1 falls to level 1 after 2 steps; R2, new at level 0, takes its\n"
-        "row. R3's prompt of 4 s skips to level 2, behind R1. R1 comes back without recomputing.",
+        note="Levels of 1.5, 3, 6 s. R1 falls to level 1 after 2 steps; R2, new at level 0, "
+        "takes its row. R3's prompt of 4 s skips to level 2, behind R1. R1 comes back "
+        "without recomputing.",
     ),
     "vtc": Scenario(
         {"max_num_seqs": 1, "max_model_len": 16, "block_size": 2, "num_blocks": 17},
@@ -174,15 +177,15 @@ BASELINES = {
     "srpt": Scenario(
         {"max_num_seqs": 1, "max_model_len": 16, "block_size": 2, "num_blocks": 17},
         [Ask(3, 6), Ask(3, 2, at=2), Ask(3, 3, at=5)],
-        note="R2 (2 to come) takes R1's row (4 to come); R1 computes its tokens again. Then R3 (3)\n"
-        "does not displace R1 (3 to come): not less.",
+        note="R2 (2 to come) takes R1's row (4 to come); R1 computes its tokens again. Then R3 "
+        "(3) does not displace R1 (3 to come): not less.",
     ),
     "past_future": Scenario(
         {"max_num_seqs": 3, "max_model_len": 16, "block_size": 1, "num_blocks": 17},
         [Ask(4, 2), Ask(4, 8, at=2), Ask(6, 2, at=2), Ask(6, 2, at=2)],
-        note="16 slots. R1 ended with 2 outputs, so R2 (4 + 2) and R3 (6 + 2) are expected to fit. R4's\n"
-        "prompt would fit the 6 slots left, but its future (6 + 2) does not; and R2, once beyond\n"
-        "2 outputs, is expected to use its own limit.",
+        note="16 slots. R1 ended with 2 outputs, so R2 (4 + 2) and R3 (6 + 2) are expected to "
+        "fit. R4's prompt would fit the 6 slots left, but its future (6 + 2) does not: it "
+        "enters when R3 has ended.",
     ),
 }
 SCENARIOS = {
@@ -203,7 +206,7 @@ def run(name: str) -> tuple[Engine, str]:
     host = {"num_host_blocks": 64} if swaps else {}
     limits = make_limits(**scenario.sizes, **host)
     engine = make_engine(limits, **policies)
-    notes = [f"# {line}" for line in scenario.note.splitlines()]
+    notes = [f"# {line}" for line in wrap(scenario.note, 90)]
     lines = [f"{name}: {describe(limits, scenario.asks)}"]
     num_dead = num_idle = 0
 
