@@ -4,8 +4,8 @@ from dataclasses import dataclass
 from random import Random
 from typing import Any
 
-from baselines.clockwork import Job, Sizes, Step
 from baselines.buddy_space import power_of_two
+from baselines.clockwork import Job, Sizes, Step
 from baselines.composed import baseline_policies, choices
 from builders import make_engine, make_limits, make_policies, submit, tokens_alone
 

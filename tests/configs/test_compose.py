@@ -3,10 +3,10 @@
 from pathlib import Path
 
 import pytest
+from baselines.composed import missing
 from omegaconf import OmegaConf
 
 from kernels_pallas.paged_attention import BACKENDS
-from baselines.composed import missing
 from paxserve.assemble import scripted_engine
 from paxserve.compose import POLICY_AXES, choices, load, load_policies, policy_class
 from paxserve.hydra_config import compose_config, config_directory
