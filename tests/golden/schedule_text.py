@@ -131,7 +131,7 @@ BASELINES = {
         "R2's prompt goes in by 4. R3 enters only when no prompt is under way.",
     ),
     "vllm_v1": Scenario(
-        LATE_SIZES | {"num_blocks": 9, "max_num_batched_tokens": 8},
+        LATE_SIZES | {"num_blocks": 9, "max_num_batched_tokens": 10},
         [Ask(5, 5, num_common=4), Ask(5, 6, num_common=4), Ask(6, 4, at=1), Ask(4, 3, 2, "", 4)],
         note="R2 finds 4 tokens that R1 computes in the same step. When memory is short the last "
         "of running is preempted, and nobody enters in that step. A hit leaves the last "
