@@ -35,7 +35,7 @@ def random_case(name: str, seed: int, *, block_size: int | None, shares: bool) -
     size = block_size or random.choice([1, 2, 3, 4])
     jobs = []
     for _ in range(random.randint(2, 7)):
-        prompt, output = random.randint(1, 14), random.randint(1, 9)
+        prompt, output = random.choice([1, *range(1, 15)]), random.randint(1, 9)
         blocks = [random.choice([0, 0, 0, 1]) for _ in range(-(-prompt // size))]
         ids = [100 * b + i for b in blocks for i in range(size)] if shares else []
         ids = ids[:prompt] or [random.randrange(50_000) for _ in range(prompt)]
