@@ -33,13 +33,17 @@ class Admitting:
         self._draft = draft
         self._events = events
 
-    def admit(self, request: Request, num_tokens: int, *, num_budget: int) -> list[Claim] | Refusal:
+    def admit(
+        self, request: Request, num_tokens: int, *, num_budget: int, computes: bool = True
+    ) -> list[Claim] | Refusal:
         """Rows for every live sequence, and memory for at most `num_tokens` tokens.
 
         Args:
             request: a waiting one.
             num_tokens: what is wanted; what the prefix cache has is not counted.
             num_budget: tokens that may be computed for it.
+            computes: whether they will be, in this step; else sequences that take over the blocks
+                of another wait for that.
 
         Returns:
             What each of its sequences may compute.
@@ -51,7 +55,7 @@ class Admitting:
         if num_budget < 1:
             return Refusal(Reason.BUDGET)
         hits = self._open(request)
-        answer = self._claim(request, num_tokens, num_budget, hits)
+        answer = self._claim(request, num_tokens, num_budget, hits, computes=computes)
         if isinstance(answer, Refusal):
             self._close(request)
         else:
@@ -83,17 +87,30 @@ class Admitting:
             sequence.num_computed_tokens, sequence.source = 0, None
 
     def _claim(
-        self, request: Request, num_tokens: int, num_budget: int, hits: list[int]
+        self,
+        request: Request,
+        num_tokens: int,
+        num_budget: int,
+        hits: list[int],
+        *,
+        computes: bool,
     ) -> list[Claim] | Refusal:
         tables, pool = self._batch.tables, self._batch.pool
-        num_tokens = num_grantable(request, num_tokens)
-        if not 0 < num_tokens <= num_budget:
+        largest_step = self._batch.limits.max_num_batched_tokens
+        num_tokens = num_grantable(
+            request, num_tokens, num_budget=num_budget, largest_step=largest_step
+        )
+        if not num_tokens:
             return Refusal(Reason.BUDGET)
         claims = spread(request, num_tokens)
+        if not computes:
+            claims = [claim for claim in claims if claim.sequence.source is None]
         restored = [s for s in request.live if s.host_blocks]
         num_twice = _num_blocks_twice(restored)
         claimed = {claim.sequence for claim in claims}
         all_claims = claims + [Claim(s, 0) for s in restored if s not in claimed]
+        if self._batch.policies.placement.contiguous:  # a run begun for a chunk may never grow
+            all_claims = [Claim(s, s.num_remaining_tokens) for s in request.live]
         num_free = pool.num_available - pool.num_unheld(hits)
         num_needed = tables.num_missing_blocks(request, all_claims) - len(hits) - num_twice
         if self._batch.gates:

@@ -76,6 +76,7 @@ class Batch:
         for sequence in request.live:
             sequence.row = heappop(self.free_rows)
             sequence.num_entry_tokens = sequence.num_known_tokens
+        self.see(Kind.ENTERED, request)
 
     def withdraw(self, request: Request, *, keeps_computed: bool = False) -> None:
         """A running request waits again, and holds nothing on the device. `keeps_computed`: the
@@ -87,6 +88,7 @@ class Batch:
         if not keeps_computed:
             for sequence in request.live:
                 sequence.num_computed_tokens, sequence.source = 0, None
+        self.see(Kind.PREEMPTED, request)
         self.waiting.push(request)
 
     def preempt(
@@ -102,7 +104,6 @@ class Batch:
         )
         request.num_preemptions += 1
         request.num_lost_tokens += num_lost_tokens
-        self.see(Kind.PREEMPTED, request)
         self.withdraw(request, keeps_computed=keeps_computed)
 
     def publish(self, request: Request, sequence: Sequence) -> list[int]:
@@ -138,7 +139,7 @@ class Batch:
         duration_s: float = 0.0,
     ) -> None:
         """Tell the policies that learn."""
-        if self.waiting.learns or self.gates.learn:
+        if self.waiting.learns or self.gates.learns:
             seen = Seen(kind, self._events.now_s, request, num_tokens, num_outputs, duration_s)
             self.waiting.tell(seen)
             self.gates.tell(seen)
@@ -190,6 +191,7 @@ class Batch:
         self.requests.clear()
         self.by_sequence.clear()
         self.waiting.clear()
+        self.gates.clear()
         self.running.clear()
         self.finished.clear()
         self.dead.clear()

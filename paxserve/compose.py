@@ -16,14 +16,17 @@ from types import ModuleType
 from typing import Any
 
 from paxserve.policies import Policies
+from paxserve.workload import Workload
 
 POLICY_AXES = ("admission", "batching", "reservation", "placement", "victim", "preemption")
+WORKLOAD_AXES = ("workload", "workload/arrivals", "workload/lengths", "workload/content")
 
 
 def choices(axis: str) -> list[str]:
     """Names that an axis offers: the files of its folder."""
-    package = importlib.import_module(f"paxserve.{axis}")
-    return sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    package = importlib.import_module(_package(axis))
+    modules = pkgutil.iter_modules(package.__path__)
+    return sorted(module.name for module in modules if not module.ispkg)
 
 
 def policy_class(axis: str, name: str) -> type:
@@ -36,7 +39,7 @@ def policy_class(axis: str, name: str) -> type:
         return _imported_class(axis, name)
     if name not in choices(axis):
         raise ValueError(f"{axis}={name} is not known; choose one of {', '.join(choices(axis))}")
-    module = importlib.import_module(f"paxserve.{axis}.{name}")
+    module = importlib.import_module(f"{_package(axis)}.{name}")
     (only,) = _public_classes(module)
     return only
 
@@ -63,7 +66,9 @@ def load(axis: str, name: str, settings: Mapping[str, Any] | None = None) -> Any
         and field.name not in given
     ]
     if missing:
-        raise ValueError(f"{axis}={name} needs {', '.join(missing)}: set {axis}.{missing[0]}=...")
+        raise ValueError(
+            f"{axis}={name} needs {', '.join(missing)}: set {dotted(axis)}.{missing[0]}=..."
+        )
     return cls(**given)
 
 
@@ -74,6 +79,32 @@ def load_policies(
     given = settings or {}
     made = {axis: load(axis, names[axis], given.get(axis)) for axis in POLICY_AXES}
     return Policies(**made)
+
+
+def load_workload(names: Mapping[str, str], settings: Mapping[str, Mapping[str, Any]]) -> Workload:
+    """The workload, with the choices of the smaller axes that it is made of.
+
+    Args:
+        names: the choice per axis of `WORKLOAD_AXES`; those that the workload has no use for are
+            not there.
+        settings: per axis.
+    """
+    parts = {
+        axis.removeprefix("workload/"): load(axis, names[axis], settings.get(axis))
+        for axis in WORKLOAD_AXES[1:]
+        if axis in names
+    }
+    made: Workload = load("workload", names["workload"], {**settings["workload"], **parts})
+    return made
+
+
+def dotted(axis: str) -> str:
+    """Where the settings of an axis lie in the config."""
+    return axis.replace("/", ".")
+
+
+def _package(axis: str) -> str:
+    return f"paxserve.{dotted(axis)}"
 
 
 def _public_classes(module: ModuleType) -> list[type]:

@@ -88,7 +88,6 @@ class StepDraft:
                 row=request.live[0].row,
                 detail=f"{request.num_cached_tokens} cached" if request.num_cached_tokens else "",
             )
-            batch.see(Kind.ENTERED, request, num_tokens=num_known)
 
     def _log_chunks(self, batch: Batch, events: EventLog) -> None:
         for row in self.rows.values():

@@ -4,17 +4,17 @@ Owns: the order build -> check that every setting is read -> warm up -> serve ->
 settings and the choices made per group. Out: a `Run`. Must not know: Hydra, files, tables.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from paxserve.assemble import real_engine, scripted_engine
-from paxserve.compose import POLICY_AXES, load, load_policies
+from paxserve.compose import POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
 from paxserve.executor.scripted import Scripted
 from paxserve.intake import InvalidRequest
 from paxserve.metrics import Summary, summarize
-from paxserve.models.load import load_model
+from paxserve.models.load import LoadedModel, load_model
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Say
 from paxserve.pack import variant_of
@@ -22,7 +22,7 @@ from paxserve.policies import Policies
 from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
 from paxserve.settings import EngineSettings, Knobs, from_section
-from paxserve.workload import Arrival
+from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
 
@@ -73,23 +73,26 @@ def run(
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
     policies = _policies(knobs, choices)
-    arrivals = load("workload", choices["workload"], knobs.section("workload")).arrivals()
-    knobs.chosen("workload")
+    workload = _workload(knobs, choices)
     params = _sampling(knobs, has_model=choices["executor"] != "scripted")
     if choices["executor"] == "scripted":
         engine, tokenizer, device = _scripted(knobs, policies, seed, say), None, None
+        vocab_size = knobs.section("executor")["vocab_size"]
     else:
-        engine, tokenizer, device = _real(knobs, policies, seed, say)
+        engine, model, device = _real(knobs, policies, seed, say)
+        vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
     knobs.check_all_read()
+    vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
+    source = workload.open(seed=seed, vocabulary=vocabulary)
     try:
-        return _serve(engine, arrivals, params, tokenizer, device, say, progress)
+        return _serve(engine, source, params, tokenizer, device, say, progress)
     except Exception as error:
         raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
 
 
 def _serve(
     engine: Engine,
-    arrivals: Sequence[Arrival],
+    source: Source,
     params: SamplingParams,
     tokenizer: Tokenizer | None,
     device: str | None,
@@ -104,9 +107,9 @@ def _serve(
     def on_ended(number: int) -> None:
         nonlocal ended
         ended += number
-        progress("requests", ended, len(arrivals))
+        progress("requests", ended, source.num_requests)
 
-    refused = serve(engine, arrivals, params, tokenizer=tokenizer, on_ended=on_ended)
+    refused = serve(engine, source, params, tokenizer=tokenizer, on_ended=on_ended)
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
         "num_refused": len(refused),
@@ -121,6 +124,13 @@ def _serve(
         num_executables=num_executables,
         device=device,
     )
+
+
+def _workload(knobs: Knobs, choices: Mapping[str, str]) -> Workload:
+    axes = [axis for axis in WORKLOAD_AXES if axis in choices]
+    for axis in axes:
+        knobs.chosen(dotted(axis))
+    return load_workload(choices, {axis: knobs.section(dotted(axis)) for axis in axes})
 
 
 def _policies(knobs: Knobs, choices: Mapping[str, str]) -> Policies:
@@ -146,9 +156,7 @@ def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSett
     return replace(limits, **more)
 
 
-def _real(
-    knobs: Knobs, policies: Policies, seed: int, say: Say
-) -> tuple[Engine, Tokenizer | None, str]:
+def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine, LoadedModel, str]:
     from paxserve.device import compile_cache, memory
 
     compile_cache.enable()
@@ -165,7 +173,7 @@ def _real(
         raise ValueError(f"unknown settings {unknown}; model has ['dtype', 'name']")
     model = load_model(model_section["name"], dtype=model_section["dtype"], seed=seed)
     engine = real_engine(model, settings=settings, policies=policies, seed=seed, say=say)
-    return engine, model.tokenizer, memory.device_kind()
+    return engine, model, memory.device_kind()
 
 
 def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:

@@ -66,14 +66,21 @@ def spread(request: Request, num_tokens: int) -> list[Claim]:
     return claims
 
 
-def num_grantable(request: Request, num_tokens: int) -> int:
-    """The largest number of tokens up to `num_tokens` that can be granted: all that remain, or
-    some of those before the sampling ones.
+def num_grantable(request: Request, num_tokens: int, *, num_budget: int, largest_step: int) -> int:
+    """How many of `num_tokens` asked for are granted: all that remain, or some of those before the
+    sampling ones; 0 if that is beyond the budget.
+
+    Several sequences may have more to compute than any step can hold. Then even what is asked for
+    as a whole is split.
     """
     remaining = request.num_remaining_tokens
+    if len(request.live) > 1 and num_budget < num_tokens and remaining > largest_step:
+        num_tokens = num_budget
     if num_tokens >= remaining:
-        return remaining
-    return min(num_tokens, remaining - len(request.live)) if len(request.live) > 1 else num_tokens
+        num_tokens = remaining
+    elif len(request.live) > 1:
+        num_tokens = min(num_tokens, remaining - len(request.live))
+    return num_tokens if num_tokens <= num_budget else 0
 
 
 def _num_common(sequence: Sequence, source: Sequence, block_size: int) -> int:

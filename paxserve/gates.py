@@ -1,7 +1,7 @@
-"""The gates of a run, asked in turn.
+"""The gates of an engine, asked in turn.
 
-Owns: the state of those that learn. In: what happens, and a request with the memory it would find.
-Out: the first refusal. Must not know: what any gate looks at.
+Owns: the states of gates that learn. In: what is seen, and questions. Out: the first refusal. Must
+not know: what a gate looks at.
 """
 
 from collections.abc import Sequence
@@ -13,27 +13,39 @@ from paxserve.request import Request
 
 
 class Gates:
-    """`learn`: whether any of them wants to be told."""
+    """Invariant: the i-th state is the fold of all that was seen under the i-th gate, None where it
+    does not learn.
+    """
 
     def __init__(self, gates: Sequence[Gate]) -> None:
-        self._gates = list(gates)
-        self._states: list[Any] = [
-            gate.init() if isinstance(gate, LearningGate) else None for gate in gates
-        ]
-        self.learn = any(isinstance(gate, LearningGate) for gate in gates)
+        self._gates = tuple(gates)
+        self._learning = [(i, g) for i, g in enumerate(gates) if isinstance(g, LearningGate)]
+        self.clear()
+
+    def clear(self) -> None:
+        """Nothing was learned."""
+        self._states: list[Any] = [None] * len(self._gates)
+        for i, gate in self._learning:
+            self._states[i] = gate.init()
 
     def __bool__(self) -> bool:
+        """Whether there is any gate."""
         return bool(self._gates)
+
+    @property
+    def learns(self) -> bool:
+        """Whether `tell` does anything."""
+        return bool(self._learning)
 
     def tell(self, seen: Seen) -> None:
         """Something happened."""
-        for i, gate in enumerate(self._gates):
-            if isinstance(gate, LearningGate):
-                self._states[i] = gate.observe(self._states[i], seen)
+        for i, gate in self._learning:
+            self._states[i] = gate.observe(self._states[i], seen)
 
     def refusal(self, request: Request, memory: MemoryView) -> str | None:
-        """Why the request may not enter, by the first gate that objects."""
+        """Why the request may not enter now; None lets it in."""
         for gate, state in zip(self._gates, self._states, strict=True):
-            if (why := gate.refusal(state, request, memory)) is not None:
+            why = gate.refusal(state, request, memory)
+            if why is not None:
                 return f"{type(gate).__name__}: {why}"
         return None

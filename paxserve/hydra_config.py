@@ -13,9 +13,10 @@ from typing import Any
 from hydra import compose, initialize_config_dir
 from omegaconf import DictConfig, OmegaConf
 
-from paxserve.compose import POLICY_AXES
+from paxserve.compose import POLICY_AXES, WORKLOAD_AXES, dotted
 
-_CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, 'workload'))})=([\w.]+:\w+)")
+_CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, *WORKLOAD_AXES))})=([\w.]+:\w+)")
+_SLASH = "__"  # stands for the / of workload/arrivals inside a key
 _QUIET = (
     "hydra.run.dir=.",
     "hydra.sweep.dir=.",
@@ -41,8 +42,9 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
     for override in overrides:
         found = _CUSTOM.fullmatch(override)
         if found:
-            rewritten.append(f"+custom.{found[1]}={found[2]}")
-        elif override.split(".")[0] in custom:  # its settings are not in any config file
+            rewritten.append(f"+custom.{found[1].replace('/', _SLASH)}={found[2]}")
+        elif any(override.startswith(f"{dotted(axis)}.") for axis in custom):
+            # Its settings are not in any config file.
             rewritten.append(f"++{override}")
         else:
             rewritten.append(override)
@@ -79,19 +81,38 @@ def read_config(config: DictConfig, hydra_config: Any) -> Composed:
     if missing := sorted(OmegaConf.missing_keys(config)):
         raise ValueError(f"{', '.join(missing)} must be set: add {missing[0]}=...")
     plain: dict[str, Any] = OmegaConf.to_container(config, resolve=True)  # type: ignore[assignment]
-    custom = plain.pop("custom", None) or {}
+    named = plain.pop("custom", None) or {}
+    custom = {axis.replace(_SLASH, "/"): name for axis, name in named.items()}
     choices = {
         group: str(choice)
         for group, choice in hydra_config.runtime.choices.items()
         if choice is not None and not group.startswith("hydra/")
     }
     explicit = [_key(override) for override in hydra_config.overrides.task]
-    for axis in custom:  # the settings of the choice it replaces are not its own
-        default: Any = OmegaConf.load(config_directory() / axis / f"{choices[axis]}.yaml") or {}
-        dropped = {key for key in default if f"{axis}.{key}" not in explicit}
-        plain[axis] = {k: v for k, v in (plain.get(axis) or {}).items() if k not in dropped}
+    for axis in custom:
+        _forget_replaced(plain, choices, axis, explicit)
     settings = [key for key in explicit if not _is_no_setting(key)]
     return plain, {**choices, **custom}, settings
+
+
+def _forget_replaced(
+    plain: dict[str, Any], choices: dict[str, str], axis: str, explicit: Sequence[str]
+) -> None:
+    """The settings, and smaller axes, of a choice that a custom one replaces are not its own."""
+    replaced = choices.pop(axis, None)
+    smaller = [group for group in choices if group.startswith(f"{axis}/")]
+    keys = {group.removeprefix(f"{axis}/") for group in smaller}
+    for group in smaller:
+        del choices[group]
+    if replaced is not None:
+        default: Any = OmegaConf.load(config_directory() / axis / f"{replaced}.yaml") or {}
+        keys |= {str(key) for key in default}
+    *parents, last = axis.split("/")
+    place = plain
+    for parent in parents:
+        place = place.setdefault(parent, {})
+    dropped = {key for key in keys if f"{dotted(axis)}.{key}" not in explicit}
+    place[last] = {k: v for k, v in (place.get(last) or {}).items() if k not in dropped}
 
 
 def _is_no_setting(key: str) -> bool:

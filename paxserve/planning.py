@@ -49,7 +49,7 @@ class StepInMaking:
         self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
         cache = policies.prefix_cache
         self._publishes = cache.shares and cache.publish == "planning"
-        self._order: Iterable[Request] = batch.waiting.order(self._num_cached_tokens)
+        batch.waiting.order(batch.num_cached_tokens)
 
     # What the policy sees.
 
@@ -70,7 +70,7 @@ class StepInMaking:
 
     def waiting(self) -> Iterator[Request]:
         """See `View.waiting`."""
-        return iter(self._order)
+        return iter(self._batch.waiting)
 
     # What the policy gets.
 
@@ -91,17 +91,20 @@ class StepInMaking:
 
     def to_plan(self, step_id: int) -> StepPlan | None:
         """The finished plan, or None if nothing is to be done."""
-        if not self._draft.rows and self._draft.newcomers:
-            admitted = [request.request_id for request in self._draft.newcomers]
+        newcomers = list(self._draft.newcomers)
+        if not self._draft.rows and newcomers and not self.num_changed:
             raise RuntimeError(
-                f"{type(self._policies.batching).__name__} admitted {admitted} but computes "
-                "nothing: the executor would miss them"
+                f"{type(self._policies.batching).__name__} admitted "
+                f"{[request.request_id for request in newcomers]} but computes nothing: the "
+                "executor would miss them"
             )
+        if not self._draft.rows:  # whoever was to be computed beside them made way
+            self.preempt(newcomers, "")
         return self._draft.to_plan(step_id, self._batch, self._events)
 
     def _admit(self, request: Request, num_tokens: int) -> Verdict:
         """Static batching's way in: a row and memory, nothing computed yet."""
-        answer = self._let_in(request, num_tokens, num_budget=num_tokens)
+        answer = self._let_in(request, num_tokens, num_budget=num_tokens, computes=False)
         if isinstance(answer, Refusal):
             return self._refuse(request, num_tokens, answer)
         num_granted = sum([claim.num_tokens for claim in answer])
@@ -136,7 +139,10 @@ class StepInMaking:
                     continue  # it made room for one before it, or outgrew the pool
                 raise self._wrong_grant(request, 1)
             if len(request.sequences) > 1:
-                verdict = self._grant(request, len(request.live), 0)
+                num_tokens = request.num_remaining_tokens
+                if num_tokens > len(request.live):  # larger than a step, and not done yet
+                    num_tokens = max(1, min(num_tokens, draft.budget_left))
+                verdict = self._grant(request, num_tokens, 0)
                 num_granted += verdict.num_tokens
                 if verdict.refused is Reason.BUDGET:
                     refused = Reason.BUDGET
@@ -184,11 +190,13 @@ class StepInMaking:
         )
 
     def _let_in(
-        self, request: Request, num_tokens: int, *, num_budget: int
+        self, request: Request, num_tokens: int, *, num_budget: int, computes: bool = True
     ) -> list[Claim] | Refusal:
         """Admit a waiting request, in the place of others if its order says so."""
         while True:
-            answer = self._admitting.admit(request, num_tokens, num_budget=num_budget)
+            answer = self._admitting.admit(
+                request, num_tokens, num_budget=num_budget, computes=computes
+            )
             is_short = isinstance(answer, Refusal) and answer.reason in (Reason.ROWS, Reason.BLOCKS)
             if not is_short or request in self._draft.dropped:
                 return answer
@@ -209,8 +217,11 @@ class StepInMaking:
 
     def _go_on(self, request: Request, num_tokens: int, num_budget: int) -> list[Claim] | Refusal:
         """Memory for more tokens of a running request."""
-        num_tokens = num_grantable(request, num_tokens)
-        if not 0 < num_tokens <= num_budget:
+        largest_step = self.limits.max_num_batched_tokens
+        num_tokens = num_grantable(
+            request, num_tokens, num_budget=num_budget, largest_step=largest_step
+        )
+        if not num_tokens:
             return Refusal(Reason.BUDGET)
         claims = spread(request, num_tokens)
         return claims if self._make_room(request, claims) else Refusal(Reason.BLOCKS)
@@ -222,7 +233,7 @@ class StepInMaking:
         while not tables.hold(request, claims):
             num_held = len({b for s in request.live for b in s.block_table})
             num_needed = num_held + tables.num_missing_blocks(request, claims)
-            if num_needed > self.limits.num_usable_blocks:
+            if num_needed > self.limits.num_usable_blocks or self._is_too_long(request, claims):
                 self._fail(request, num_needed)
                 return False
             victim = min(self._batch.running, key=self._policies.victim.key)
@@ -235,6 +246,12 @@ class StepInMaking:
         for claim in claims:
             self._draft.touched[claim.sequence.sequence_id] = claim.sequence
         return True
+
+    def _is_too_long(self, request: Request, claims: Sequence[Claim]) -> bool:
+        """Whether one of the tables would not lie anywhere even in an empty pool."""
+        tables, longest = self._batch.tables, self._batch.pool.largest_table
+        ends = [claim.sequence.num_computed_tokens + claim.num_tokens for claim in claims]
+        return any([tables.num_blocks_needed(request, end) > longest for end in ends])
 
     def _compute(self, request: Request, claims: Sequence[Claim]) -> int:
         """The claimed tokens become rows; returns how many there are."""
@@ -270,9 +287,6 @@ class StepInMaking:
         if published:
             self._draft.published.setdefault(request, []).extend(published)
 
-    def _num_cached_tokens(self, request: Request) -> int:
-        return self._batch.num_cached_tokens(request)
-
     def _fail(self, request: Request, num_needed: int) -> None:
         self._preempting.drop(request)
         self._draft.num_failed += 1
@@ -289,7 +303,7 @@ class StepInMaking:
     def _refuse(
         self, request: Request, num_tokens: int, refusal: Refusal, num_preempted: int = 0
     ) -> Verdict:
-        is_head = next(self.waiting(), None) is request
+        is_head = self._batch.waiting.head() is request
         if is_head and request not in self._draft.dropped:
             reason, why = refusal
             self._events.add(

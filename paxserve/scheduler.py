@@ -37,6 +37,7 @@ class Scheduler:
         self.batch = Batch(limits=limits, policies=policies, events=events)
         self._previous: StepPlan | None = None
         self._to_preempt: dict[Request, str] = {}
+        self._num_empty = 0  # plans in a row that were empty
         cache = policies.prefix_cache
         self._publishes = cache.shares and cache.publish == "after_step"
 
@@ -111,7 +112,8 @@ class Scheduler:
                 proposal = proposals.send(step.answer(proposal))
         except StopIteration:
             plan = step.to_plan(events.step_id)
-        if plan is None and not step.num_changed:
+        self._num_empty = 0 if plan is not None else self._num_empty + 1
+        if plan is None and (not step.num_changed or self._num_empty > 1):
             self._fail_stuck_head()
         self._previous = plan
         return plan
@@ -185,14 +187,15 @@ class Scheduler:
     def _after_step(self, plan: StepPlan, result: StepResult) -> None:
         """What was computed is valid now: publish it, and tell policies who was served."""
         batch = self.batch
-        if not (self._publishes or batch.waiting.learns or batch.gates.learn):
+        if not (self._publishes or batch.waiting.learns or batch.gates.learns):
             return
         served: dict[Request, list[int]] = {}
         for row in plan.rows:
             request, sequence = batch.by_sequence.get(row.sequence_id, (None, None))
             if request is None or sequence is None:
                 continue
-            if self._publishes and sequence.block_table:
+            is_dealt = request.beams is not None and request.state is State.FINISHED
+            if self._publishes and sequence.block_table and not is_dealt:
                 batch.publish(request, sequence)
             counts = served.setdefault(request, [0, 0])
             counts[0] += row.num_tokens

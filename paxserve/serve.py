@@ -1,10 +1,10 @@
 """Serves a workload: each request arrives at its time, until all have ended.
 
-Owns: the replay of arrivals against an engine's clock. In: an engine, arrivals, sampling settings.
-Out: nothing; the engine has the requests. Must not know: policies, files.
+Owns: the replay of arrivals against an engine's clock, and telling their source of ends. In: an
+engine, a source, sampling settings. Out: what was refused; the engine has the requests. Must not
+know: policies, files.
 """
 
-from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -13,15 +13,16 @@ from paxserve.engine import Engine
 from paxserve.intake import InvalidRequest, Prompt
 from paxserve.models.chat_template import Message
 from paxserve.models.tokenizer import Tokenizer
+from paxserve.request import Request
 from paxserve.sampling_params import SamplingParams
-from paxserve.workload import Arrival
+from paxserve.workload import Arrival, Source
 
 type OnEnded = Callable[[int], None]
 
 
 def serve(
     engine: Engine,
-    arrivals: Sequence[Arrival],
+    source: Source,
     params: SamplingParams,
     *,
     tokenizer: Tokenizer | None = None,
@@ -31,8 +32,8 @@ def serve(
 
     Args:
         engine: warmed up; its clock is read, and waited on while nothing is there to do.
-        arrivals: by arrival time, counted from now.
-        params: for all; an arrival's own `max_tokens` and `seed` win.
+        source: of arrivals, their times counted from now.
+        params: for all; an arrival's own `max_tokens`, `ignore_eos` and `seed` win.
         tokenizer: for arrivals that are conversations.
         on_ended: called with the number of requests that ended in a step.
 
@@ -40,26 +41,49 @@ def serve(
         The arrivals that were refused, and why. The others go on.
     """
     start_s = engine.clock.now_s()
-    coming, refused = deque(arrivals), []
-    while coming or engine.has_work:
-        while coming and start_s + coming[0].arrival_s <= engine.clock.now_s():
-            arrival = coming.popleft()
+    refused: list[tuple[Arrival, InvalidRequest]] = []
+    while (next_s := source.next_s()) is not None or engine.has_work:
+        if next_s is not None and start_s + next_s <= engine.clock.now_s():
+            arrival = source.take()
             try:
-                engine.submit(
-                    prompt_of(arrival, tokenizer),
-                    params_of(arrival, params),
-                    request_id=arrival.request_id,
-                    arrival_s=start_s + arrival.arrival_s,
-                )
+                _submit(engine, arrival, params, tokenizer, start_s=start_s)
             except InvalidRequest as error:
                 refused.append((arrival, error))
+                source.on_end(arrival.request_id, engine.clock.now_s() - start_s, ())
                 _report(on_ended, 1)
-        if not engine.has_work:
-            if coming:
-                engine.clock.wait_until(start_s + coming[0].arrival_s)
-            continue
-        _report(on_ended, sum(r.finish_reason is not None for r in engine.step()))
+        elif engine.has_work:
+            ended = [request for request in engine.step() if request.finish_reason is not None]
+            for request in ended:
+                source.on_end(
+                    request.request_id, _end_s(request) - start_s, tuple(request.output_token_ids)
+                )
+            _report(on_ended, len(ended))
+        else:
+            assert next_s is not None
+            engine.clock.wait_until(start_s + next_s)
     return refused
+
+
+def _submit(
+    engine: Engine,
+    arrival: Arrival,
+    params: SamplingParams,
+    tokenizer: Tokenizer | None,
+    *,
+    start_s: float,
+) -> None:
+    engine.submit(
+        prompt_of(arrival, tokenizer),
+        params_of(arrival, params),
+        request_id=arrival.request_id,
+        arrival_s=start_s + arrival.arrival_s,
+        origin=arrival.origin,
+    )
+
+
+def _end_s(request: Request) -> float:
+    assert request.finished_s is not None
+    return request.finished_s
 
 
 def params_of(arrival: Arrival, params: SamplingParams) -> SamplingParams:
@@ -72,6 +96,8 @@ def params_of(arrival: Arrival, params: SamplingParams) -> SamplingParams:
     if arrival.max_tokens is not None:
         own["max_tokens"] = arrival.max_tokens
         own["min_tokens"] = min(params.min_tokens, max(arrival.max_tokens, 0))
+    if arrival.ignore_eos is not None:
+        own["ignore_eos"] = arrival.ignore_eos
     if arrival.seed is not None:
         own["seed"] = arrival.seed
     try:

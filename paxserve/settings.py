@@ -108,8 +108,13 @@ class Knobs:
         self._read: set[str] = set()
 
     def section(self, name: str) -> Section:
-        """A group, empty if the config has none of that name."""
-        return Section(name, self._values.get(name) or {}, self._read)
+        """A group, empty if the config has none of that name; `workload.arrivals` lies in
+        `workload`.
+        """
+        values: Any = self._values
+        for part in name.split("."):
+            values = values.get(part) or {}
+        return Section(name, values, self._read)
 
     def chosen(self, name: str) -> None:
         """The choice made for a group was used, even if it has no keys."""
@@ -121,7 +126,8 @@ class Knobs:
         Raises:
             ValueError: the user set something that nothing reads.
         """
-        unread = [key for key in self._explicit if key not in self._read]
+        # A key of three parts sets an entry of a setting that is itself a mapping.
+        unread = [k for k in self._explicit if ".".join(k.split(".")[:2]) not in self._read]
         if unread:
             raise ValueError(
                 f"{', '.join(unread)} was set, but nothing reads it with the choices made: "

@@ -76,6 +76,8 @@ class BlockCopy(NamedTuple):
 class StepPlan(NamedTuple):
     """One step, complete: an executor needs nothing else.
 
+    There are no rows only where nothing but swapping out is left to do.
+
     Invariants: every row has `num_tokens >= 1`; no two tokens of the step write one slot; a row's
     entry and table writes precede its use.
 

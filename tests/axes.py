@@ -21,6 +21,7 @@ POLICY_AXES = (
     "victim",
     "preemption",
 )
+WORKLOAD_AXES = ("workload", "workload/arrivals", "workload/lengths", "workload/content")
 
 
 def stems(axis: str) -> list[str]:
@@ -31,7 +32,7 @@ def stems(axis: str) -> list[str]:
 
 def policy_class(axis: str, stem: str) -> type[Any]:
     """The one public dataclass of a policy's file."""
-    module = importlib.import_module(f"paxserve.{axis}.{stem}")
+    module = importlib.import_module(f"paxserve.{axis.replace('/', '.')}.{stem}")
     classes = [
         value
         for name, value in vars(module).items()
@@ -45,13 +46,18 @@ def policy_class(axis: str, stem: str) -> type[Any]:
 
 
 def yaml_values(axis: str, stem: str) -> dict[str, Any] | None:
-    """The keys of a policy's config file; None while there is none."""
+    """The keys of a policy's config file, None while there is none; a smaller axis that it takes
+    by its defaults list is a key whose value is the choice's name.
+    """
     path = ROOT / "configs" / axis / f"{stem}.yaml"
     if not path.exists():
         return None
     from omegaconf import OmegaConf
 
-    return dict(OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {})  # type: ignore[arg-type]
+    values: Any = OmegaConf.to_container(OmegaConf.load(path), resolve=False) or {}
+    for entry in values.pop("defaults", []):
+        values |= entry if isinstance(entry, dict) else {}
+    return dict(values)
 
 
 def policy(axis: str, stem: str) -> Any:

@@ -72,6 +72,8 @@ def make_request(
     num_tokens: int = 3,
     *,
     intake: Intake | None = None,
+    arrival_s: float = 0.0,
+    request_id: str | None = None,
     origin: Origin | None = None,
     **params: Any,
 ) -> Request:
@@ -80,7 +82,9 @@ def make_request(
     if origin is None:
         origin = forced_origin(num_tokens, sampling, intake.limits)
     prompt: Prompt = {"prompt_token_ids": prompt_ids(num_tokens)}
-    return intake.make(prompt, sampling, arrival_s=0.0, origin=origin)
+    return intake.make(
+        prompt, sampling, arrival_s=arrival_s, request_id=request_id, origin=origin
+    )
 
 
 def forced_origin(num_prompt: int, params: SamplingParams, limits: Limits) -> Origin:
@@ -118,7 +122,8 @@ class Recording:
         assert all(0 <= row < self.limits.max_num_seqs for row in rows)
         assert all(row.num_tokens >= 1 for row in plan.rows)
         assert all(len(row.tokens) in (0, row.num_tokens) for row in plan.rows)
-        assert 1 <= plan.num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.num_tokens <= self.limits.max_num_batched_tokens
+        assert plan.rows or plan.swap_out
         assert plan.num_tokens == sum(row.num_tokens for row in plan.rows)
         self.plans.append(plan)
         self.on_submit(plan)
@@ -171,10 +176,16 @@ def make_engine(
 ) -> Engine:
     """An engine on a virtual clock, one second a step, whose executor is a `Recording`."""
     limits = limits or make_limits()
-    inner = executor or Scripted(limits=limits, vocab_size=vocab_size)
+    policies = make_policies(**chosen)
+    inner = executor or Scripted(
+        limits=limits,
+        vocab_size=vocab_size,
+        num_host_blocks=limits.num_host_blocks,
+        poison=not policies.prefix_cache.shares,  # cached blocks keep their content
+    )
     return Engine(
         limits=limits,
-        policies=make_policies(**chosen),
+        policies=policies,
         executor=Recording(inner, limits),
         clock=VirtualClock(),
         intake=Intake(

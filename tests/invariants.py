@@ -127,7 +127,7 @@ def _check_sharing(engine: Engine) -> None:
     """
     batch, block_size = engine.scheduler.batch, engine.limits.block_size
     contents: dict[int, list[tuple[int, ...]]] = {}
-    for request in (*batch.running, *batch.finished):
+    for request in batch.running:
         for sequence in request.live:
             if sequence.source is not None:
                 continue

@@ -1,21 +1,24 @@
 """In which order waiting requests enter: the protocol of the admission axis.
 
-An order ranks waiting requests by a key, smallest first; ties go to the earlier arrival. One that
-depends on the request alone needs only `key` (its state is None). One that learns is a pure fold:
-`state = observe(state, seen)`. State is plain data that the mechanism owns and hands from call to
-call; `observe` may return it changed in place. A preempted request waits again under the same
-order; its early arrival is what puts it in front under first come, first served.
+An order ranks waiting requests by a key, smallest first; ties go to the one submitted earlier. One
+that depends on the request alone needs only `key` (its state is None). One that learns is a pure
+fold: `state = observe(state, seen)`. State is plain data that the mechanism owns and hands from
+call to call; `observe` may return it changed in place, and reads of a request only what never
+changes (its prompt, its origin, its id, and once it has ended its output), so that a replay gives
+an equal state. A preempted request waits again under the same order; its early arrival is what
+puts it in front under first come, first served.
 
 So that a step costs what runs and not what waits, a learning order splits the waiting requests
-into queues: `queue_of`. Inside a queue, requests keep the key that they were pushed with, and only
-the heads of queues are ranked against each other, under the state of the moment. After an event
-only the queues of the requests it names are looked at again, after a timer every head is: a head
-whose queue or key has changed moves, and then the next head is looked at.
+into queues by their `place`. Inside a queue, requests keep the place that they were pushed with,
+and only the heads of queues are ranked against each other, by their keys of the moment. After an
+event only the queue of the request it names is looked at again, after a timer every queue is: a
+head whose place has changed moves there, and then the next head is looked at. Requests that share
+a queue must therefore be ordered by their places as by their keys, in whatever state.
 
 Time enters only through what is seen; `next_timer_s` asks for a `Kind.TIMER` at a time.
 """
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from paxserve.events import Kind
@@ -27,8 +30,8 @@ type Key = tuple[float | int, ...]
 class Seen(NamedTuple):
     """Something that happened, as learning policies see it.
 
-    kind: ARRIVED, ENTERED (into a row), SERVED (took part in a step that has run), PREEMPTED,
-        FINISHED, or TIMER (then `request` is None).
+    kind: ARRIVED, ENTERED (into a row), SERVED (took part in a step that has run), PREEMPTED (or
+        held back after it had entered), FINISHED, or TIMER (then `request` is None).
     num_tokens: tokens computed in the step that served it, of which some may be recomputed.
     num_outputs: tokens sampled in that step, over all its sequences.
     duration_s: how long that step took.
@@ -65,10 +68,10 @@ class Learning(Protocol):
     def observe(self, state: Any, seen: Seen) -> Any:
         """The state after it."""
 
-    def queue_of(self, state: Any, request: Request) -> Hashable:
-        """The queue in which the request waits."""
+    def place(self, state: Any, request: Request) -> tuple[Hashable, Key]:
+        """The queue in which a waiting request stands, and where in it."""
 
-    def next_timer_s(self, state: Any, heads: Sequence[Request]) -> float | None:
+    def next_timer_s(self, state: Any, heads: Iterable[Request]) -> float | None:
         """When a timer should be seen next, given the heads of all queues; None for never."""
 
 

@@ -108,12 +108,15 @@ def is_prompt(request: Request) -> bool:
 
 
 def split(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-    """Those that need exactly one token computed, and those that need more."""
+    """Those that need exactly one token computed per sequence, and those that need more."""
     decodes: list[Request] = []
     prompts: list[Request] = []
     for request in requests:
-        sequence = request.sequences[0]
-        is_decode = sequence.num_known_tokens - sequence.num_computed_tokens == 1
+        if len(request.sequences) == 1:
+            (sequence,) = request.sequences
+            is_decode = sequence.num_known_tokens - sequence.num_computed_tokens == 1
+        else:
+            is_decode = request.is_decode
         (decodes if is_decode else prompts).append(request)
     return decodes, prompts
 

@@ -28,9 +28,11 @@ class Static:
                 if verdict.refused:
                     break
         prompts = [request for request in view.running if is_prompt(request)]
+        num_granted = 0
         for request in prompts:
             verdict = yield Grant(request, request.num_remaining_tokens)
             if verdict.refused:
                 break
-        if not prompts:
-            yield Decodes(view.running)
+            num_granted += verdict.num_tokens
+        if not num_granted:
+            yield Decodes([request for request in view.running if not is_prompt(request)])

@@ -76,6 +76,10 @@ def top_logprobs(
 ) -> tuple[Float32[Array, "R"], Int32[Array, "R"], Int32[Array, "R k"], Float32[Array, "R k"]]:
     """Log probabilities of the chosen and the likeliest tokens, before temperature and filters.
 
+    Float32 log-softmax, whatever the dtype of the logits; suppressed ids are not left out. Beams
+    of width w can be ranked from the 2 w likeliest of each: with one end token at most w of the
+    best 2 w candidates end a beam. Whoever suppresses ids must ask for as many more.
+
     Args:
         tokens: The chosen ids. A FAILED row reads id 0; its numbers mean nothing.
         k: How many of the likeliest tokens, at most V; static under jit.

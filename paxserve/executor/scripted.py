@@ -70,19 +70,7 @@ class Scripted:
             self._num_logprobs[entry.row] = entry.sampling.num_logprobs
         self._check_inputs(plan)
         self._move_blocks(plan)
-        packed = self._packer.pack(plan)
-        arrays = packed.arrays
-        self._write(plan, arrays)
-        sums = self._sums(plan, arrays)
-        tokens = mix(sums + self._seeds(arrays)) % np.uint64(self._vocab_size)
-        samples = np.array([row.num_samples > 0 for row in plan.rows])
-        self._last_sampled[arrays.row_ids[samples]] = tokens[samples]
-        outputs = [
-            RowOutput((token,)) if row.num_samples else NO_OUTPUT
-            for row, token in zip(plan.rows, tokens.tolist(), strict=True)
-        ]
-        if packed.variant is Variant.LOGPROBS:
-            outputs = self._with_logprobs(plan, outputs, mix(sums).tolist())
+        outputs = self._outputs(plan) if plan.rows else []
         self._in_flight.append(
             StepResult(
                 step_id=plan.step_id,
@@ -106,6 +94,22 @@ class Scripted:
     def bytes_per_block(self) -> int:
         """What a swap moves: 8 bytes a slot."""
         return self._block_size * self._slots.itemsize
+
+    def _outputs(self, plan: StepPlan) -> list[RowOutput]:
+        packed = self._packer.pack(plan)
+        arrays = packed.arrays
+        self._write(plan, arrays)
+        sums = self._sums(plan, arrays)
+        tokens = mix(sums + self._seeds(arrays)) % np.uint64(self._vocab_size)
+        samples = np.array([row.num_samples > 0 for row in plan.rows])
+        self._last_sampled[arrays.row_ids[samples]] = tokens[samples]
+        outputs = [
+            RowOutput((token,)) if row.num_samples else NO_OUTPUT
+            for row, token in zip(plan.rows, tokens.tolist(), strict=True)
+        ]
+        if packed.variant is Variant.LOGPROBS:
+            return self._with_logprobs(plan, outputs, mix(sums).tolist())
+        return outputs
 
     def _check_inputs(self, plan: StepPlan) -> None:
         for row in plan.rows:

@@ -10,11 +10,12 @@ prefix cache's `Index` knows what a block contains. Must not know: requests.
                     +------ share ------+
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 
 from paxserve.eviction import BlockStats, Eviction
-from paxserve.placement import Placement
+from paxserve.placement import FreeSpace, Placement
 from paxserve.prefix_cache import Index
 
 
@@ -24,7 +25,7 @@ class BlockPool:
     Invariant: every block but the null block 0 is free, held or cached, and in one of these only:
     num_free + num_held + num_cached + 1 == num_blocks. `ref_count(b)` is the number of block
     tables that hold b; `num_extra_refs` is the sum of ref_count - 1 over held blocks. A cached
-    block is indexed.
+    block is indexed. `largest_table` is the longest one that an empty pool has a place for.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class BlockPool:
         self.free_space = placement.open(num_blocks)
         self.index = new_index()
         self._new_index = new_index
+        self.largest_table = _largest_table(self.free_space, num_blocks - 1)
         self.num_extra_refs = 0
         self.num_evicted = 0
         self._eviction = eviction
@@ -206,3 +208,9 @@ class BlockPool:
                 raise RuntimeError(f"placement handed out block {block_id}, which is not free")
             self._ref_counts[block_id] = 1
         return block_ids
+
+
+def _largest_table(space: FreeSpace, num_blocks: int) -> int:
+    """The most blocks, up to `num_blocks`, that lie in some place of this free space."""
+    fits = range(1, num_blocks + 1)
+    return bisect_left(fits, True, key=lambda n: space.num_unfit(n) == num_blocks)

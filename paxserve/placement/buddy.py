@@ -92,7 +92,7 @@ class _Buddies:
         end = held
         while end < length:
             k = _power_for(end & -end)
-            if k >= len(self._runs) or offset + end not in self._runs[k]:
+            if offset + end not in self._runs[k]:
                 return None
             buddies.append((k, offset + end))
             end += 1 << k

@@ -46,7 +46,7 @@ class _Runs:
         return self._cut(start, num_blocks) if self._length(start) >= num_blocks else None
 
     def give_back(self, block_ids: Iterable[int]) -> None:
-        for start, end in _stretches(sorted(block_ids)):
+        for start, end in _stretches(block_ids):
             left, right = self._start_of.get(start, start), end + self._length(end)
             if left < start:
                 self._remove(left, start)
@@ -99,8 +99,8 @@ class _Runs:
             tree[node] = longest
 
 
-def _stretches(block_ids: Sequence[int]) -> Iterator[tuple[int, int]]:
-    """Runs [start, end) of consecutive ids among sorted ones."""
+def _stretches(block_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
+    """Runs [start, end) of ids that follow each other, in any order of runs."""
     start = end = 0
     for block_id in block_ids:
         if block_id != end:

@@ -5,7 +5,7 @@ loop or a conversation learns of each request's end before it sends the next. No
 how a request is served.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -31,8 +31,40 @@ class Arrival:
     origin: Origin = NO_ORIGIN
 
 
-class Workload(Protocol):
-    """Makes the arrivals of a run."""
+@dataclass(frozen=True, slots=True)
+class Vocabulary:
+    """What a workload may know of the model: its token ids are 0..size-1, and how text becomes
+    ids, None for a model without a tokenizer.
+    """
 
-    def arrivals(self) -> Sequence[Arrival]:
-        """All of them, by arrival time."""
+    size: int
+    encode: Callable[[str], Sequence[int]] | None = None
+
+
+class Source(Protocol):
+    """The arrivals of one run, in order of time."""
+
+    @property
+    def num_requests(self) -> int:
+        """How many there will be in all, if every one that ends is told of."""
+
+    def next_s(self) -> float | None:
+        """When the next one arrives; None: none does, or none until a request ends."""
+
+    def take(self) -> Arrival:
+        """The next one, once its time has come. Call only when `next_s` is not None."""
+
+    def on_end(self, request_id: str, time_s: float, output_token_ids: Sequence[int]) -> None:
+        """A request that was taken has ended, or was refused; called once for each."""
+
+
+class Workload(Protocol):
+    """Describes the requests of a run."""
+
+    def open(self, *, seed: int, vocabulary: Vocabulary) -> Source:
+        """The arrivals; the same for the same seed.
+
+        Raises:
+            ValueError: settings or a file that cannot be what was meant, or a need for a tokenizer.
+            FileNotFoundError: there is no such file.
+        """

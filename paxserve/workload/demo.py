@@ -3,11 +3,10 @@
 Short questions to half-page texts, in `demo.jsonl` beside this file; the package carries it.
 """
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from importlib import resources
 
-from paxserve.workload import Arrival
+from paxserve.workload import Source, Vocabulary
 from paxserve.workload.jsonl import Jsonl
 
 
@@ -22,10 +21,10 @@ class Demo:
         """Check the settings."""
         self._file("demo.jsonl")
 
-    def arrivals(self) -> Sequence[Arrival]:
-        """See `Workload.arrivals`."""
+    def open(self, *, seed: int, vocabulary: Vocabulary) -> Source:
+        """See `Workload.open`."""
         with resources.as_file(resources.files("paxserve.workload") / "demo.jsonl") as path:
-            return self._file(str(path)).arrivals()
+            return self._file(str(path)).open(seed=seed, vocabulary=vocabulary)
 
     def _file(self, path: str) -> Jsonl:
         return Jsonl(path=path, limit=self.limit, arrival_scale=self.arrival_scale)

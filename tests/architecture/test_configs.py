@@ -3,11 +3,11 @@
 import dataclasses
 
 import pytest
-from axes import POLICY_AXES, ROOT, policy_class, stems, yaml_values
+from axes import POLICY_AXES, ROOT, WORKLOAD_AXES, policy_class, stems, yaml_values
 
 CONFIGS = ROOT / "configs"
-AXES = (*POLICY_AXES, "workload", "executor")
-WITH_FIELDS = [(axis, stem) for axis in (*POLICY_AXES, "workload") for stem in stems(axis)]
+AXES = (*POLICY_AXES, *WORKLOAD_AXES, "executor")
+WITH_FIELDS = [(axis, stem) for axis in (*POLICY_AXES, *WORKLOAD_AXES) for stem in stems(axis)]
 
 pytestmark = pytest.mark.skipif(not CONFIGS.exists(), reason="there are no configs yet")
 
@@ -50,5 +50,14 @@ def test_the_default_choice_of_every_axis_exists():
         for group, choice in entry.items()
     }
     for axis in AXES:
-        if stems(axis):
+        if stems(axis) and axis not in WORKLOAD_AXES[1:]:
             assert defaults[axis] in stems(axis)
+
+
+@pytest.mark.parametrize("axis", WORKLOAD_AXES[1:])
+def test_the_default_choices_of_a_workload_s_smaller_axes_exist(axis):
+    part = axis.removeprefix("workload/")
+    found = [yaml_values("workload", stem).get(part) for stem in stems("workload")]
+    chosen = [choice for choice in found if choice is not None]
+    assert chosen
+    assert set(chosen) <= set(stems(axis))

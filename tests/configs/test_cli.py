@@ -265,6 +265,8 @@ def test_a_directory_that_is_not_empty_is_left_alone(cli, workplace):
         (["+limits.rows=2"], ["unknown settings limits.rows; there are"]),
         (["+victim.age=3"], ["victim=newest does not read age; it reads nothing"]),
         (["+workload.order=3"], ["workload=jsonl does not read order"]),
+        (["+workload.arrivals.rate=3"], ["workload=jsonl does not read arrivals"]),
+        (["workload/content=nowhere:Mine"], ["workload/content=nowhere:Mine cannot be imported"]),
         (["batching=nowhere:Mine"], ["batching=nowhere:Mine cannot be imported"]),
         (["batching=json:JSONDecoder"], ["batching=json:JSONDecoder must be a dataclass"]),
         (["limits.max_num_seqs=many"], ["max_num_seqs must be an integer", "'many'"]),
@@ -410,6 +412,21 @@ def test_a_sweep_goes_on_after_a_failure(cli, workplace):
     assert "got 0" in (workplace / "sweep" / "3" / "error.txt").read_text()
 
 
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("+workload.arrivals.age=3", "workload/arrivals=poisson does not read age; it reads rate"),
+        ("workload/arrivals=trace", "no recorded times"),
+        ("workload.arrivals.rate=-1", "rate must be a number above 0 to 1e+06, got -1"),
+        ("workload/content=written_prompts", "needs a model with a tokenizer"),
+        ("~workload/content", "workload=synthetic needs content"),
+    ],
+)
+def test_wrong_settings_of_a_synthetic_workload(cli, override, words):
+    done = cli("run", "executor=scripted", *SIZES, "workload=synthetic", override, "run_dir=x")
+    assert_readable_failure(done, words)
+
+
 # The command itself.
 
 
@@ -487,6 +504,39 @@ class Odd:
         for request in list(view.waiting()):
             yield Grant(request, request.num_remaining_tokens)
 """
+
+
+OWN_ARRIVALS = """
+from dataclasses import dataclass
+
+@dataclass(frozen=True)
+class Every:
+    gap_s: float
+    think_s = 0.0
+
+    def starts(self, num_conversations, rng, recorded_s):
+        return [self.gap_s * number for number in range(num_conversations)]
+"""
+
+
+@pytest.mark.parametrize(
+    "workload", [["workload=synthetic", "workload.num_requests=3"],
+                 ["workload=vidur", "workload.path=v.csv"]],
+)  # fmt: skip
+def test_arrivals_of_ones_own(cli, workplace, monkeypatch, workload):
+    (workplace / "my_every.py").write_text(OWN_ARRIVALS)
+    (workplace / "v.csv").write_text("num_prefill_tokens,num_decode_tokens\n" + "5,2\n" * 3)
+    monkeypatch.setattr(sys, "path", [str(workplace), *sys.path])
+    own = ("workload/arrivals=my_every:Every", "workload.arrivals.gap_s=2.5")
+    sizes = ("executor=scripted", *SIZES, "workload/content=multi_turn", "limits.max_model_len=512")
+    done = cli("run", *sizes, *workload, "workload.content.num_turns=1",
+               "limits.num_blocks_override=99", *own, "run_dir=own")  # fmt: skip
+    assert done.code == 0, done.err
+    requests = pq.read_table(workplace / "own" / "requests.parquet").to_pylist()
+    assert [request["arrival_s"] for request in requests] == [0.0, 2.5, 5.0]
+    config = yaml.safe_load((workplace / "own" / "config.yaml").read_text())
+    assert config["choices"]["workload/arrivals"] == "my_every:Every"
+    assert config["workload"]["arrivals"] == {"gap_s": 2.5}
 
 
 def test_a_policy_of_ones_own_whatever_its_fields(cli, workplace, monkeypatch):

@@ -8,7 +8,15 @@ from omegaconf import OmegaConf
 
 from kernels_pallas.paged_attention import BACKENDS
 from paxserve.assemble import scripted_engine
-from paxserve.compose import POLICY_AXES, choices, load, load_policies, policy_class
+from paxserve.compose import (
+    POLICY_AXES,
+    WORKLOAD_AXES,
+    choices,
+    load,
+    load_policies,
+    load_workload,
+    policy_class,
+)
 from paxserve.hydra_config import compose_config, config_directory
 from paxserve.limits import Limits
 from paxserve.models.load import SMOLLM2, TINY
@@ -22,7 +30,12 @@ OPTIONS = [
     (group, path.stem) for group in GROUPS for path in sorted((CONFIGS / group).glob("*.yaml"))
 ]
 EXPERIMENTS = [stem for group, stem in OPTIONS if group == "experiment"]
-MORE = {("workload", "jsonl"): ["workload.path=some.jsonl"]}
+SMALLER_AXES = [axis.removeprefix("workload/") for axis in WORKLOAD_AXES[1:]]
+MORE = {
+    ("workload", stem): [f"workload.path=some.{stem}"]
+    for stem in choices("workload")
+    if stem not in ("demo", "synthetic")
+}
 
 
 def options(group):
@@ -77,7 +90,8 @@ def test_every_option_composes(group, stem):
     if group not in ("baseline", "experiment", "run"):
         assert explicit[0] == group
         values = OmegaConf.to_container(OmegaConf.load(CONFIGS / group / f"{stem}.yaml")) or {}
-        assert (plain.get(group) or {}).keys() == values.keys()
+        found = (plain.get(group) or {}).keys()
+        assert found - set(SMALLER_AXES) == values.keys() - {"defaults"}
 
 
 @pytest.mark.parametrize(("group", "stem"), OPTIONS, ids="=".join)
@@ -91,7 +105,41 @@ def test_a_file_opens_with_a_comment_and_is_short(group, stem):
             assert word in text
 
 
-@pytest.mark.parametrize("axis", [*POLICY_AXES, "workload"])
+def workload(plain, chosen):
+    settings = {"workload": plain["workload"]}
+    settings |= {f"workload/{part}": plain["workload"].get(part) or {} for part in SMALLER_AXES}
+    return load_workload(chosen, settings)
+
+
+@pytest.mark.parametrize("stem", choices("workload"))
+def test_every_workload_is_loaded_with_its_settings(stem):
+    plain, chosen, _ = compose_config([f"workload={stem}", *MORE.get(("workload", stem), [])])
+    found = workload(plain, chosen)
+    assert type(found) is policy_class("workload", stem)
+    for key, value in plain["workload"].items():
+        if key not in SMALLER_AXES:
+            assert getattr(found, key) == value
+    for part in SMALLER_AXES:
+        if f"workload/{part}" in chosen:
+            kind = policy_class(f"workload/{part}", chosen[f"workload/{part}"])
+            assert type(getattr(found, part)) is kind
+
+
+@pytest.mark.parametrize(
+    ("axis", "stem"), [(axis, stem) for axis in WORKLOAD_AXES[1:] for stem in choices(axis)]
+)
+def test_every_choice_of_a_smaller_axis_is_loaded_with_its_settings(axis, stem):
+    part = axis.removeprefix("workload/")
+    more = ["workload.lengths.path=some.csv"] if stem == "empirical" else []
+    plain, chosen, explicit = compose_config(["workload=synthetic", f"{axis}={stem}", *more])
+    assert explicit[:2] == ["workload", f"workload.{part}"]
+    found = getattr(workload(plain, chosen), part)
+    assert type(found) is policy_class(axis, stem)
+    for key, value in (plain["workload"].get(part) or {}).items():
+        assert getattr(found, key) == value
+
+
+@pytest.mark.parametrize("axis", POLICY_AXES)
 def test_every_policy_is_loaded_with_its_settings(axis):
     assert options(axis) == choices(axis)
     for stem in options(axis):
@@ -142,7 +190,7 @@ def test_every_experiment_fits_together(stem):
     plain, chosen, explicit = compose_config([f"experiment={stem}"])
     assert "experiment" not in explicit
     sampling(plain)
-    load("workload", chosen["workload"], plain["workload"])
+    workload(plain, chosen)
     engine_settings = settings(plain)
     made = policies(plain, chosen)
     made.check(

@@ -16,6 +16,10 @@ from builders import (
 from hypothesis import given
 from hypothesis import strategies as st
 
+from paxserve.request import Origin
+from paxserve.reservation.oracle import Oracle
+from paxserve.reservation.pow2 import Pow2
+
 per_reservation = pytest.mark.parametrize("reservation", policies("reservation"), ids=name_of)
 
 
@@ -62,3 +66,40 @@ def test_what_does_not_grow_never_asks_the_placement_again_nor_preempts(reservat
     else:
         assert writes == 5  # one for each request, when it entered
         assert all(r.num_preemptions == 0 for r in engine.requests)
+
+
+@pytest.mark.parametrize(
+    ("num_true", "pow2", "oracle"),
+    [
+        (1, 11, 10),
+        (2, 12, 11),
+        (25, 42, 34),
+        (32, 42, 41),
+        (33, 64, 42),
+        (54, 64, 63),
+        (99, 64, 63),
+    ],
+)
+def test_promises_by_true_length_for_a_prompt_of_10_and_at_most_64_tokens(num_true, pow2, oracle):
+    limits = make_limits(max_model_len=64, max_num_batched_tokens=64)
+    for max_tokens in (1, 40, None):  # what was asked for is not what will come
+        request = make_request(
+            10,
+            intake=make_intake(limits),
+            origin=Origin(num_true_output_tokens=num_true),
+            max_tokens=max_tokens,
+        )
+        for reservation, promise in ((Pow2(), pow2), (Oracle(), oracle)):
+            assert reservation.num_tokens(request, num_needed=1, limits=limits) == promise
+            assert reservation.num_tokens(request, num_needed=60, limits=limits) == max(promise, 60)
+
+
+@per_reservation
+def test_only_what_says_so_needs_the_true_length(reservation):
+    request = make_request(10, origin=Origin())
+    if reservation.needs_true_lengths:
+        assert not reservation.grows
+        with pytest.raises(AssertionError, match=request.request_id):
+            reservation.num_tokens(request, num_needed=10, limits=make_limits())
+    else:
+        assert reservation.num_tokens(request, num_needed=10, limits=make_limits()) >= 10

@@ -22,6 +22,7 @@ from hypothesis import strategies as st
 from invariants import check, check_idle
 
 from paxserve.batching.chunked_prefill import ChunkedPrefill
+from paxserve.placement.buddy import Buddy
 
 MAX_MODEL_LEN = 22
 
@@ -96,6 +97,18 @@ def test_policies_and_sizes_do_not_change_a_token(batching, reservation, placeme
         assert list(request.output_token_ids) == tokens_alone(token_ids, max_tokens, seed=seed or 0)
         assert request.finish_reason == "length"
     event(f"preempted: {any(r.num_preemptions for r in served)}")
+
+
+def test_a_run_that_cannot_grow_is_left_for_a_longer_one():
+    """44 blocks are runs of 32, 8 and 4. A first chunk of 1 would begin in the 4 and again there
+    after each preemption, so the whole prompt decides where a contiguous table lies.
+    """
+    limits = make_limits(block_size=1, num_blocks=45, max_num_batched_tokens=1, max_num_seqs=1)
+    engine = make_engine(limits, placement=Buddy())
+    request = submit(engine, prompt_ids(1), max_tokens=12)
+    run_to_end(engine, max_steps=100)
+    assert list(request.output_token_ids) == tokens_alone(prompt_ids(1), 12)
+    assert request.num_preemptions == 2  # out of the 4 and out of the 8
 
 
 def test_one_request_alone_is_what_the_law_compares_with():

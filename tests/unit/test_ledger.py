@@ -6,10 +6,13 @@ from builders import make_engine, make_limits, make_scheduler, prompt_ids, run_t
 
 from paxserve.batching.static import Static
 from paxserve.ledger import Ledger, SlotCounts
+from paxserve.placement.buddy import Buddy
 from paxserve.placement.first_fit import FirstFit
 from paxserve.placement.paged import Paged
 from paxserve.reservation.max import Max
 from paxserve.reservation.on_demand import OnDemand
+from paxserve.reservation.oracle import Oracle
+from paxserve.reservation.pow2 import Pow2
 
 
 def counts(**classes):
@@ -74,6 +77,29 @@ def test_full_reservations_are_split_by_what_came_to_be_used():
         counts(live=7, reserved_used=2, reserved_unused=7, null=1),
         counts(live=5, reserved_used=1, reserved_unused=2, free=8, null=1),
         counts(live=6, reserved_used=0, reserved_unused=2, free=8, null=1),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("reservation", "promised"), [(Max(), 30), (Pow2(), 5 + 8), (Oracle(), 5 + 6 - 1)], ids=str
+)
+def test_orcas_reservations_over_buddies(reservation, promised):
+    """Prompt 5, output 6 of slots 1 to 64: runs of 32, 16 and 16, of which 10 come to be used."""
+    limits = make_limits(block_size=1, num_blocks=65, max_model_len=30, max_num_seqs=1)
+    engine = make_engine(limits, reservation=reservation, placement=Buddy())
+    submit(engine, prompt_ids(5), max_tokens=6)
+    run_to_end(engine)
+    held = 32 if promised > 16 else 16
+    assert engine.ledger.steps() == [
+        counts(
+            live=live,
+            reserved_used=10 - live,
+            reserved_unused=promised - 10,
+            rounding=held - promised,
+            free=64 - held,
+            null=1,
+        )
+        for live in range(5, 11)
     ]
 
 

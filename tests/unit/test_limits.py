@@ -3,6 +3,7 @@ from builders import make_limits, make_policies
 
 from paxserve.batching.static import Static
 from paxserve.batching.textbook import Textbook
+from paxserve.placement.buddy import Buddy
 from paxserve.reservation.max import Max
 
 
@@ -58,3 +59,16 @@ def test_a_reservation_that_never_grows_must_fit_the_pool():
     with pytest.raises(ValueError, match=r"Max holds max_model_len=32 .*28 slots \(7 blocks of 4"):
         policies.check(make_limits(max_model_len=32, block_size=4, num_blocks=8))
     make_policies().check(make_limits(max_model_len=32, block_size=4, num_blocks=8))
+
+
+def test_the_longest_reservation_needs_a_place_in_the_empty_pool():
+    """Buddies round 9 blocks up to 16; a pool of 15 is cut into 8, 4, 2 and 1."""
+    policies = make_policies(reservation=Max(), placement=Buddy())
+    policies.check(make_limits(max_model_len=36, block_size=4, num_blocks=17))
+    policies.check(make_limits(max_model_len=32, block_size=4, num_blocks=16))
+    with pytest.raises(
+        ValueError, match=r"Max may ask for 9 blocks.*Buddy has no place .*pool of 15"
+    ):
+        policies.check(make_limits(max_model_len=36, block_size=4, num_blocks=16))
+    grows = make_policies(placement=Buddy())
+    grows.check(make_limits(max_model_len=36, block_size=4, num_blocks=16))

@@ -347,3 +347,15 @@ def test_any_run_packs_as_the_plain_loop_does(requests, block_size, budget):
     while engine.has_work:
         engine.step()
     assert len(engine.executor.plans) == len(engine.steps) > 0
+
+
+def test_what_a_placement_rounds_a_table_up_by_is_not_packed():
+    """12 tokens are 3 blocks of 4; buddies hand out 4, and then 4 more to a table of 4."""
+    packing = packer()
+    step = plan(
+        [(5, 2, 0, 1, 0, (10,)), (6, 3, 0, 1, 0, (11,))],
+        enters=[(5, 2, 9, GREEDY), (6, 3, 9, GREEDY)],
+        tables=[(2, 0, (1, 2, 3, 4)), (3, 0, (5, 6)), (3, 2, (7, 8)), (2, 4, (9, 10, 11, 12))],
+    )
+    arrays = packing.pack(step).arrays
+    assert arrays.block_table[:2].tolist() == [[1, 2, 3], [5, 6, 7]]

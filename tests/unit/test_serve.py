@@ -4,6 +4,7 @@ from builders import greedy, make_engine, tokens_alone
 
 from paxserve.serve import serve
 from paxserve.workload import Arrival
+from paxserve.workload.sources.listed import Listed
 
 
 def test_a_request_out_of_range_is_refused_and_the_others_are_served():
@@ -17,7 +18,7 @@ def test_a_request_out_of_range_is_refused_and_the_others_are_served():
         Arrival(request_id="late", prompt_token_ids=ids, max_tokens=3, arrival_s=50.0),
     ]
     ended = []
-    refused = serve(engine, arrivals, greedy(max_tokens=4), on_ended=ended.append)
+    refused = serve(engine, Listed(arrivals), greedy(max_tokens=4), on_ended=ended.append)
     assert [arrival.request_id for arrival, _ in refused] == ["none", "seed", "chat"]
     assert sum(ended) == 5
     outputs = {r.request_id: list(r.output_token_ids) for r in engine.requests}

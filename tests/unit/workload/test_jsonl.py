@@ -3,17 +3,16 @@
 import json
 
 import pytest
+from workload_builders import opened, take_all
 
-from paxserve.compose import choices, load
-from paxserve.workload.demo import Demo
-from paxserve.workload.jsonl import Jsonl
+from paxserve.compose import load
 
 
 def read(tmp_path, *lines, **settings):
     path = tmp_path / "w.jsonl"
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     path.write_text(text, encoding="utf-8")
-    return Jsonl(path=str(path), **settings).arrivals()
+    return take_all(opened("jsonl", path=str(path), **settings))
 
 
 def test_every_kind_of_content_and_field(tmp_path):
@@ -28,6 +27,16 @@ def test_every_kind_of_content_and_field(tmp_path):
     assert (first.prompt_token_ids, first.max_tokens, first.seed) == ((1, 2), 3, 4)
     assert (second.messages, second.max_tokens, second.request_id) == (tuple(chat), 7, "m")
     assert (third.prompt, third.arrival_s, third.request_id) == ("one\u2028line", 2.0, "0")
+
+
+def test_who_asks(tmp_path):
+    one, other = read(
+        tmp_path,
+        {"prompt": "x", "client": "ann", "priority": -2, "ignore_eos": True},
+        {"prompt": "y"},
+    )
+    assert (one.origin.client, one.origin.priority, one.ignore_eos) == ("ann", -2, True)
+    assert (other.origin.client, other.origin.priority, other.ignore_eos) == ("", 0, None)
 
 
 def test_raw_line_separators_inside_a_text_and_a_byte_order_mark(tmp_path):
@@ -56,9 +65,12 @@ def test_limit_and_scale(tmp_path):
         ({"prompt": "x", "max_tokens": 2**31}, "max_tokens must be an integer from 1"),
         ({"prompt": "x", "output_len": 1.5}, "output_len must be an integer"),
         ({"prompt": "x", "seed": -1}, "seed must be an integer from 0"),
-        ({"prompt": "x", "arrival_s": -1}, "arrival_s must be a number of seconds"),
-        ('{"prompt": "x", "arrival_s": NaN}', "arrival_s must be a number of seconds"),
+        ({"prompt": "x", "arrival_s": -1}, "arrival_s must be a number from 0"),
+        ('{"prompt": "x", "arrival_s": NaN}', "arrival_s must be a number from 0"),
         ({"prompt": "x", "id": "0"}, "id '0' comes twice"),
+        ({"prompt": "x", "ignore_eos": 1}, "ignore_eos must be true or false"),
+        ({"prompt": "x", "client": 7}, "client must be a string"),
+        ({"prompt": "x", "priority": 0.5}, "priority must be an integer"),
     ],
 )
 def test_a_bad_line_is_named(tmp_path, line, words):
@@ -67,7 +79,7 @@ def test_a_bad_line_is_named(tmp_path, line, words):
     assert words in str(raised.value)
 
 
-@pytest.mark.parametrize("name", choices("workload"))
+@pytest.mark.parametrize("name", ["demo", "jsonl"])
 @pytest.mark.parametrize(
     "settings",
     [{"limit": -1}, {"limit": "x"}, {"arrival_scale": float("nan")}, {"arrival_scale": -1}],
@@ -79,16 +91,7 @@ def test_settings_out_of_range_are_refused(name, settings):
 
 
 def test_the_demo_has_48_conversations_over_40_seconds():
-    arrivals = Demo().arrivals()
+    arrivals = take_all(opened("demo"))
     assert len({arrival.request_id for arrival in arrivals}) == 48
     assert all(arrival.messages and arrival.max_tokens for arrival in arrivals)
     assert arrivals[0].arrival_s == 0 < arrivals[-1].arrival_s < 41
-
-
-def test_files_that_cannot_be_read(tmp_path):
-    (tmp_path / "latin").write_bytes(b'{"prompt": "\xe9"}')
-    with pytest.raises(ValueError, match="is not UTF-8"):
-        Jsonl(path=str(tmp_path / "latin")).arrivals()
-    for name in ("missing", "."):
-        with pytest.raises(FileNotFoundError, match="workload file"):
-            Jsonl(path=str(tmp_path / name)).arrivals()

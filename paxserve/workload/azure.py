@@ -1,0 +1,40 @@
+"""Traces of the Azure LLM inference service, and others of their columns.
+
+Columns TIMESTAMP, ContextTokens, GeneratedTokens. NanoFlow's files of data sets have these columns
+with TIMESTAMP XXX: no times, so that other arrivals must be chosen.
+
+Source: the traces published with Splitwise (Patel et al., ISCA 2024).
+"""
+
+from dataclasses import dataclass
+
+from paxserve.traces.counts import AZURE, read_counts
+from paxserve.traces.settings import check_file
+from paxserve.workload import Source, Vocabulary
+from paxserve.workload.arrivals import Arrivals
+from paxserve.workload.content import Content
+from paxserve.workload.sources.composed import with_content
+
+
+@dataclass(frozen=True, slots=True)
+class Azure:
+    """Attributes:
+
+    path: the file, relative to the working directory.
+    limit: read at most this many requests; 0 reads all.
+    arrivals, content: choices of the axes of those names; trace takes the file's times.
+    """
+
+    path: str
+    limit: int
+    arrivals: Arrivals
+    content: Content
+
+    def __post_init__(self) -> None:
+        """Check path and limit."""
+        check_file(self.path, self.limit)
+
+    def open(self, *, seed: int, vocabulary: Vocabulary) -> Source:
+        """See `Workload.open`."""
+        requests = read_counts(self.path, AZURE, limit=self.limit)
+        return with_content(requests, self.arrivals, self.content, seed=seed, vocabulary=vocabulary)

@@ -1,0 +1,1 @@
+"""Sources of arrivals: what workloads open. Not a choice of any axis."""

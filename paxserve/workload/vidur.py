@@ -1,0 +1,39 @@
+"""Lengths as Vidur's processed traces have them: two columns of token counts, no times.
+
+Columns num_prefill_tokens, num_decode_tokens.
+
+Source: Vidur (Agrawal et al., MLSys 2024).
+"""
+
+from dataclasses import dataclass
+
+from paxserve.traces.counts import VIDUR, read_counts
+from paxserve.traces.settings import check_file
+from paxserve.workload import Source, Vocabulary
+from paxserve.workload.arrivals import Arrivals
+from paxserve.workload.content import Content
+from paxserve.workload.sources.composed import with_content
+
+
+@dataclass(frozen=True, slots=True)
+class Vidur:
+    """Attributes:
+
+    path: the file, relative to the working directory.
+    limit: read at most this many requests; 0 reads all.
+    arrivals, content: choices of the axes of those names.
+    """
+
+    path: str
+    limit: int
+    arrivals: Arrivals
+    content: Content
+
+    def __post_init__(self) -> None:
+        """Check path and limit."""
+        check_file(self.path, self.limit)
+
+    def open(self, *, seed: int, vocabulary: Vocabulary) -> Source:
+        """See `Workload.open`."""
+        requests = read_counts(self.path, VIDUR, limit=self.limit)
+        return with_content(requests, self.arrivals, self.content, seed=seed, vocabulary=vocabulary)
