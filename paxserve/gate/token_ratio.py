@@ -1,9 +1,9 @@
 """Admit if a share of what the running requests may still produce stays free for them.
 
 Source: SGLang's `schedule_policy` (PrefillAdder) and its new-token ratio: it starts at 0.7, falls
-in 600 steps to 0.14 of that, and rises when a request had to be retracted. Who entered in this
-step counts in full. Differs: a preemption
-sets it back to its start instead of to an estimate from the outputs so far.
+in 600 steps to 0.14 of that, and rises when a request had to be retracted. Who entered in this step
+counts in full. Differs: a preemption sets it back to its start instead of to an estimate from the
+outputs so far.
 """
 
 from dataclasses import dataclass
