@@ -70,7 +70,7 @@ def test_continuous_batching_gives_a_row_on_at_the_boundary_where_it_falls_free(
 def test_the_first_token_of_those_who_queue_waits_for_the_longest_or_for_the_first_vacancy():
     def ttft(scenario):
         requests = run(scenario)[0].requests
-        return [r.token_times_s[0] - r.arrival_s for r in requests]
+        return [r.sequence.token_times_s[0] - r.arrival_s for r in requests]
 
     assert ttft("four_rows-static") == [1, 1, 1, 1, 27, 27]
     assert ttft("four_rows-textbook") == [1, 1, 1, 1, 8, 11]
