@@ -228,5 +228,5 @@ class Ledger:
         head = batch.waiting.head()
         if head is None or not batch.policies.placement.contiguous:
             return 0
-        num_needed = batch.tables.num_blocks_needed(head, head.num_remaining_tokens)
-        return batch.pool.free_space.num_unfit(num_needed * len(head.live))
+        longest = max([sequence.num_known_tokens for sequence in head.live])
+        return batch.pool.free_space.num_unfit(batch.tables.num_blocks_needed(head, longest))
