@@ -130,6 +130,11 @@ class QueueMachine(RuleBasedStateMachine):
                 return  # the walk is left in the middle
             if data.draw(st.booleans()):  # others look while it goes on
                 assert self.queue.head() is next(iter(self.queue), None)
+            ahead = [other for other in self.waiting if other not in met]
+            if ahead and data.draw(st.booleans()):  # and one that is ahead of it goes
+                aborted = data.draw(st.sampled_from(ahead))
+                self.take(aborted)
+                self.tell(Kind.FINISHED, aborted)
         COVERED["walked to the end"] += 1
 
     @precondition(lambda self: self.running)
@@ -339,11 +344,9 @@ def light_queue(order, num_waiting):
 def one_step(queue, arriving):
     """What a step asks of the queue: some enter and are served, one is refused, some arrive."""
     start = time.perf_counter()
-    num_taken = 0
-    for request in queue:
+    for num_taken, request in enumerate(queue):
         if num_taken == len(arriving):
             break
-        num_taken += 1
         queue.remove(request)
         queue.tell(Seen(Kind.ENTERED, 0.0, request))
         queue.tell(Seen(Kind.SERVED, 0.0, request, 2, 1, 1.0))
