@@ -24,6 +24,7 @@ def real_engine(
     *,
     settings: EngineSettings,
     policies: Policies,
+    forks: bool,
     seed: int = 0,
     say: Say,
 ) -> Engine:
@@ -32,6 +33,7 @@ def real_engine(
     Args:
         model: what to serve.
         settings, policies: how.
+        forks: whether requests of several sequences may come, so that blocks are copied.
         seed: of requests that bring none.
         say: receives two lines, the kernel that was chosen and the size of the pool, and status
             and warnings while it runs.
@@ -85,7 +87,7 @@ def real_engine(
         buckets=_buckets(settings, limits),
         num_device_blocks=size.num_blocks,
         num_host_blocks=limits.num_host_blocks,
-        copies=policies.shares,
+        copies=forks and policies.shares,
         backend=backend,
         strict=settings.strict,
     )
@@ -112,12 +114,13 @@ def scripted_engine(
     policies: Policies,
     vocab_size: int,
     step_s: float,
+    kv_bytes_per_token: int = 131_072,
     seed: int = 0,
     say: Say,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
-    `say` receives warnings; there is no status line, since nobody waits.
+    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say` receives warnings; there is no status line, since nobody waits.
 
     Raises:
         ValueError: no pool size, or sizes that do not fit each other.
@@ -134,7 +137,9 @@ def scripted_engine(
         max_model_len,
         budget,
         num_device_blocks=settings.num_blocks_override,
-        num_host_blocks=0,
+        num_host_blocks=num_host_blocks(
+            settings.swap_space_gib, bytes_per_block=kv_bytes_per_token * settings.block_size
+        ),
     )
     return Engine(
         limits=limits,

@@ -81,7 +81,8 @@ def run(
         engine, tokenizer, device = _scripted(knobs, composed, seed, say), None, None
         vocab_size = knobs.section("executor")["vocab_size"]
     else:
-        engine, model, device = _real(knobs, composed, seed, say)
+        forks = params.num_sequences > 1
+        engine, model, device = _real(knobs, composed, seed, say, forks=forks)
         vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
     knobs.check_all_read()
     vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
@@ -171,7 +172,9 @@ def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSett
     return replace(limits, **more)
 
 
-def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine, LoadedModel, str]:
+def _real(
+    knobs: Knobs, policies: Policies, seed: int, say: Say, *, forks: bool
+) -> tuple[Engine, LoadedModel, str]:
     from paxserve.device import compile_cache, memory
 
     compile_cache.enable()
@@ -190,7 +193,9 @@ def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine
     if unknown:
         raise ValueError(f"unknown settings {unknown}; model has ['dtype', 'name']")
     model = load_model(model_section["name"], dtype=model_section["dtype"], seed=seed)
-    engine = real_engine(model, settings=settings, policies=policies, seed=seed, say=say)
+    engine = real_engine(
+        model, settings=settings, policies=policies, forks=forks, seed=seed, say=say
+    )
     return engine, model, memory.device_kind()
 
 
@@ -203,8 +208,7 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
             "kv_cache_memory_bytes",
             "row_buckets",
             "token_buckets",
-            *(() if policies.preemption.swaps else ("num_host_blocks_override",)),
-            "swap_space_gib",
+            *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),
         ),
     )
     return scripted_engine(
@@ -212,6 +216,7 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
         policies=policies,
         vocab_size=executor["vocab_size"],
         step_s=executor["step_s"],
+        kv_bytes_per_token=executor["kv_bytes_per_token"] if policies.preemption.swaps else 1,
         seed=seed,
         say=say,
     )

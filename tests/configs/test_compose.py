@@ -17,7 +17,7 @@ from paxserve.compose import (
     load_workload,
     policy_class,
 )
-from paxserve.hydra_config import compose_config, config_directory
+from paxserve.hydra_config import compose_config, config_directory, custom_policies
 from paxserve.limits import Limits
 from paxserve.models.load import SMOLLM2, TINY
 from paxserve.pack import variant_of
@@ -64,6 +64,8 @@ def test_the_defaults():
         "batching": "chunked_prefill",
         "reservation": "on_demand",
         "placement": "paged",
+        "prefix_cache": "none",
+        "eviction": "lru",
         "victim": "newest",
         "preemption": "recompute",
     }
@@ -91,6 +93,9 @@ def test_every_option_composes(group, stem):
         assert explicit[0] == group
         values = OmegaConf.to_container(OmegaConf.load(CONFIGS / group / f"{stem}.yaml")) or {}
         found = (plain.get(group) or {}).keys()
+        if group == "gate":  # each has a place of its own, since several may be chosen
+            assert found == {stem}
+            found = plain[group][stem].keys()
         assert found - set(SMALLER_AXES) == values.keys() - {"defaults"}
 
 
@@ -151,7 +156,7 @@ def test_every_policy_is_loaded_with_its_settings(axis):
 
 
 def test_sampling_options():
-    assert options("sampling") == ["greedy", "random"]
+    assert options("sampling") == ["beam", "greedy", "random"]
     greedy = sampling(compose_config(["sampling=greedy"])[0])
     random = sampling(compose_config(["sampling=random"])[0])
     assert (greedy.temperature, greedy.max_tokens) == (0.0, 256)
@@ -209,8 +214,9 @@ def test_the_demo_s_two_runs_differ_in_policies_and_in_the_budget_of_a_step_only
     (static, static_choices, _), (continuous, continuous_choices, _) = runs
     of_a_step = {"max_num_batched_tokens": 1024, "token_buckets": [64, 256, 1024]}
     assert static["limits"] == continuous["limits"] | of_a_step
-    assert {k: v for k, v in static.items() if k != "limits"} == {
-        k: v for k, v in continuous.items() if k != "limits"
+    of_a_policy = ("limits", "batching")
+    assert {k: v for k, v in static.items() if k not in of_a_policy} == {
+        k: v for k, v in continuous.items() if k not in of_a_policy
     }
     differing = {k for k in static_choices if static_choices[k] != continuous_choices[k]}
     assert differing == {"batching", "reservation", "placement", "experiment"}
@@ -227,3 +233,17 @@ def test_what_the_user_set_is_known():
 def test_what_must_be_set_is_named():
     with pytest.raises(ValueError, match=r"workload.path must be set: add workload.path=\.\.\."):
         compose_config(["workload=jsonl"])
+
+
+def test_a_choice_of_ones_own_does_not_inherit_from_the_one_it_replaces():
+    def composed(custom):
+        (rewritten,) = [o for o in custom_policies([custom]) if o.startswith("+custom")]
+        return compose_config(["workload=synthetic", rewritten])
+
+    plain, chosen, _ = composed("workload/arrivals=my:Own")
+    assert plain["workload"]["arrivals"] == {}
+    assert plain["workload"]["lengths"] == {"input_tokens": 128, "output_tokens": 64}
+    assert chosen["workload/arrivals"] == "my:Own"
+    plain, chosen, _ = composed("workload=my:Own")
+    assert plain["workload"] == {}
+    assert [group for group in chosen if group.startswith("workload")] == ["workload"]

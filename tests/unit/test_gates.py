@@ -22,7 +22,7 @@ def make(num_prompt=4, num_output=0, *, max_tokens=12, request_id=None):
     """A request in the middle of its output."""
     request = make_request(num_prompt, max_tokens=max_tokens, request_id=request_id)
     request.sequence.token_ids.extend([1] * num_output)
-    request.sequence.num_known_tokens += num_output
+    request.sequence.num_remaining_tokens += num_output
     return request
 
 
@@ -45,6 +45,7 @@ def test_the_watermark_is_a_share_of_the_pool_rounded_down():
     assert free_at_least(0.01, 100) == 4
     assert free_at_least(0.1, 59) == 8
     assert free_at_least(0.0, 10) == 3
+    assert Watermark(0.5).refusal(None, make(), MemoryView(10, 3, 3)) is None  # nothing else runs
 
 
 def test_a_prompt_enters_only_when_all_of_it_finds_blocks():
