@@ -14,7 +14,7 @@ from paxserve.request import FinishReason
 def served(arrival_s, times, *, scheduled_s=None, reason=FinishReason.LENGTH, num_prompt=3):
     request = make_request(num_prompt)
     request.arrival_s = arrival_s
-    request.token_times_s = list(times)
+    request.sequence.token_times_s = list(times)
     request.sequence.token_ids += range(len(times))
     request.first_scheduled_s = scheduled_s
     request.finish_reason = reason
