@@ -30,6 +30,7 @@ from invariants import check, check_idle
 
 from paxserve.events import Kind
 from paxserve.intake import InvalidRequest, seed_of_sample
+from paxserve.preemption.swap import Swap
 from paxserve.prefix_cache.none import NoCache
 from paxserve.request import FinishReason, State
 
@@ -103,10 +104,10 @@ class EngineMachine(RuleBasedStateMachine):
         splitting = [batching for batching in batchings if not batching.whole_prompts]
         growing = [r for r in policies("reservation") if r.grows]
         chosen = {
-            axis: draw(st.sampled_from(policies(axis)))
-            for axis in ("eviction", "victim", "preemption")
+            axis: draw(st.sampled_from(policies(axis))) for axis in ("eviction", "victim")
         }
         return chosen | {
+            "preemption": draw(st.sampled_from([Swap(), *policies("preemption")])),
             "batching": draw(st.sampled_from([*batchings, *splitting])),
             "reservation": draw(
                 st.sampled_from(growing if shares else [*policies("reservation"), *growing])
@@ -200,7 +201,9 @@ class EngineMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.live(State.WAITING))
     @rule(data=st.data())
     def abort_waiting(self, data):
-        self.abort(self.pick(data, self.live(State.WAITING)))
+        waiting = self.live(State.WAITING)
+        swapped_out = [r for r in waiting if r.sequence.host_blocks]
+        self.abort(self.pick(data, swapped_out or waiting))
 
     @precondition(lambda self: self.live(State.RUNNING))
     @rule(data=st.data())
