@@ -50,20 +50,20 @@ def logprob_of(table, context, token):
 
 @dataclass
 class Tabled:
-    """An executor whose log-probabilities stand in a table, by the tokens that are really there."""
+    """An executor whose log-probabilities stand in a table, by the tokens of the sequence."""
 
     table: list
     vocab_size: int
     num_top: int
-    tokens: dict = field(default_factory=dict)
+    batch: object = None
     results: list = field(default_factory=list)
 
     def submit(self, plan):
         outputs = []
         for row in plan.rows:
-            known = self.tokens.setdefault(row.sequence_id, [])
-            known[row.first_position :] = row.tokens
-            outputs.append(self.best(tuple(known)) if row.num_samples else NO_OUTPUT)
+            _, sequence = self.batch.by_sequence[row.sequence_id]
+            known = tuple(sequence.token_ids)
+            outputs.append(self.best(known) if row.num_samples else NO_OUTPUT)
         self.results.append(StepResult(plan.step_id, tuple(outputs), 1.0))
 
     def best(self, context):
@@ -133,6 +133,7 @@ def test_a_search_is_the_plain_one(
         eos_token_ids=[EOS],
         prefix_cache=HashChain(),
     )
+    executor.batch = engine.scheduler.batch
     prompt = [1] * num_prompt
     request = submit(
         engine, prompt, beam_width=width, max_tokens=num_tokens, length_penalty=penalty
@@ -155,7 +156,9 @@ def test_a_search_is_the_plain_one(
 def test_beams_before_min_tokens_go_through_the_end_token():
     table = [1]  # all alike: the smallest token, which is the end token, is always first
     for min_tokens, expected in ((0, (EOS,)), (2, (EOS, EOS, EOS))):
-        engine = make_engine(executor=Tabled(table, 4, 4), vocab_size=4, eos_token_ids=[EOS])
+        executor = Tabled(table, 4, 4)
+        engine = make_engine(executor=executor, vocab_size=4, eos_token_ids=[EOS])
+        executor.batch = engine.scheduler.batch
         request = submit(
             engine, [1], beam_width=2, max_tokens=5, min_tokens=min_tokens, length_penalty=0.0
         )
