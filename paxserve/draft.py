@@ -74,7 +74,7 @@ class StepDraft:
     def _settle_newcomers(self, batch: Batch, events: EventLog) -> None:
         for request in self.newcomers:
             batch.give_back_host_blocks(request)
-            num_known = sum([sequence.num_entry_tokens for sequence in request.live])
+            batch.num_entered_tokens += request.live[0].num_entry_tokens
             request.num_hit_tokens += request.num_cached_tokens
             batch.num_hit_tokens += request.num_cached_tokens
             request.num_recomputed_tokens += max(
@@ -83,13 +83,15 @@ class StepDraft:
             request.num_lost_tokens = 0
             if request.first_scheduled_s is None:
                 request.first_scheduled_s = events.now_s
-            events.add(
-                Kind.ENTERED,
-                request.request_id,
-                num_tokens=num_known,
-                row=request.live[0].row,
-                detail=f"{request.num_cached_tokens} cached" if request.num_cached_tokens else "",
-            )
+            cached = request.num_cached_tokens
+            for sequence in request.live:
+                events.add(
+                    Kind.ENTERED,
+                    request.request_id,
+                    num_tokens=sequence.num_entry_tokens,
+                    row=sequence.row,
+                    detail=f"{cached} cached" if cached and sequence is request.live[0] else "",
+                )
 
     def _log_chunks(self, batch: Batch, events: EventLog) -> None:
         for sequence_id in self.chunks:

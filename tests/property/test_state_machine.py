@@ -419,9 +419,10 @@ def count_events(engine):
     assert sorted(finished) == sorted(r.request_id for r in engine.requests)
     num_preempted = sum(e.kind is Kind.PREEMPTED for e in events)
     assert num_preempted == sum(r.num_preemptions for r in engine.requests)
-    entered = [e.request_id for e in events if e.kind is Kind.ENTERED]
+    entered = {(e.step_id, e.request_id) for e in events if e.kind is Kind.ENTERED}
+    num_entered = Counter(request_id for _, request_id in entered)
     for request in engine.requests:
-        assert entered.count(request.request_id) in (
+        assert num_entered[request.request_id] in (
             request.num_preemptions,
             request.num_preemptions + 1,
         )
