@@ -32,6 +32,19 @@ class ServingFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run before its first request: everything is built and checked, nothing is warmed up."""
+
+    engine: Engine
+    source: Source
+    params: SamplingParams
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    model: LoadedModel | None
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What a run leaves. `warm_up_s` is outside the measured time; `num_executables` were built;
     `device` is the kind of device, None without one.
@@ -70,6 +83,22 @@ def run(
         NotImplementedError: a kernel that does not exist yet.
         ServingFailed: anything that goes wrong after all of that was accepted.
     """
+    prepared = prepare(config, choices=choices, explicit=explicit, say=say, policies=policies)
+    try:
+        return _serve(prepared, say, progress)
+    except Exception as error:
+        raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
+
+
+def prepare(
+    config: Mapping[str, Any],
+    *,
+    choices: Mapping[str, str],
+    explicit: Iterable[str],
+    say: Say,
+    policies: Mapping[str, object] | None = None,
+) -> Prepared:
+    """Everything of `run` before the first request; arguments and errors are those of `run`."""
     knobs = Knobs(config, explicit)
     seed = config.get("seed", 0)
     if type(seed) is not int or seed < 0:
@@ -77,31 +106,29 @@ def run(
     composed = _policies(knobs, choices, policies or {})
     workload = _workload(knobs, choices)
     params = _sampling(knobs, has_model=choices["executor"] != "scripted")
+    model, tokenizer, device = None, None, None
     if choices["executor"] == "scripted":
-        engine, tokenizer, device = _scripted(knobs, composed, seed, say), None, None
-        vocab_size = knobs.section("executor")["vocab_size"]
+        engine = _scripted(knobs, composed, seed, say)
+        vocab_size: int = knobs.section("executor")["vocab_size"]
     else:
         engine, model, device = _real(knobs, composed, seed, say)
         vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
     knobs.check_all_read()
     vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
-    source = workload.open(seed=seed, vocabulary=vocabulary)
-    try:
-        return _serve(engine, source, params, tokenizer, device, say, progress)
-    except Exception as error:
-        raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
+    return Prepared(
+        engine=engine,
+        source=workload.open(seed=seed, vocabulary=vocabulary),
+        params=params,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        model=model,
+        device=device,
+    )
 
 
-def _serve(
-    engine: Engine,
-    source: Source,
-    params: SamplingParams,
-    tokenizer: Tokenizer | None,
-    device: str | None,
-    say: Say,
-    progress: Progress,
-) -> Run:
-    warm_up_s, num_executables = _warm_up(engine, params, progress)
+def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
+    engine, source = prepared.engine, prepared.source
+    warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
         say(f"warm-up: {num_executables} executables in {warm_up_s:.1f} s")
     ended = 0
@@ -111,7 +138,9 @@ def _serve(
         ended += number
         progress("requests", ended, source.num_requests)
 
-    refused = serve(engine, source, params, tokenizer=tokenizer, on_ended=on_ended)
+    refused = serve(
+        engine, source, prepared.params, tokenizer=prepared.tokenizer, on_ended=on_ended
+    )
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
         "num_refused": len(refused),
@@ -124,7 +153,7 @@ def _serve(
         summary=summary | extra,
         warm_up_s=warm_up_s,
         num_executables=num_executables,
-        device=device,
+        device=prepared.device,
     )
 
 
@@ -142,11 +171,9 @@ def _policies(knobs: Knobs, choices: Mapping[str, str], own: Mapping[str, object
     gates = [f"{GATE}.{name}" for name in filter(None, choices.get(GATE, "").split(","))]
     settings = {axis: knobs.plain(axis) for axis in (*POLICY_AXES, *gates)}
     policies = load_policies(choices, settings, own=own)
-    unused = set(own)
-    if not policies.prefix_cache.shares:
-        unused.add("eviction")
-    if not policies.can_preempt and not knobs.plain("limits").get("preempt_every_steps"):
-        unused |= {"victim", "preemption"}
+    unused = set(own) | policies.unread(
+        is_forced=bool(knobs.plain("limits").get("preempt_every_steps"))
+    )
     for axis in (*POLICY_AXES, GATE):
         if axis not in unused:
             knobs.used(axis)
@@ -217,7 +244,10 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
     )
 
 
-def _warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple[float, int]:
+def warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple[float, int]:
+    """Build what requests with these settings need; returns the seconds it took and how many
+    executables there are.
+    """
     if isinstance(engine.executor, Scripted):
         return 0.0, 0
     from paxserve.executor.real import Real

@@ -34,6 +34,12 @@ def config_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def file_settings(axis: str, name: str) -> dict[str, Any]:
+    """The settings in a choice's own file."""
+    found: Any = OmegaConf.to_container(OmegaConf.load(config_directory() / axis / f"{name}.yaml"))
+    return dict(found or {})
+
+
 def custom_policies(overrides: Sequence[str]) -> list[str]:
     """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
     Hydra is told to leave no files of its own.
@@ -122,8 +128,7 @@ def _forget_replaced(
     for group in smaller:
         del choices[group]
     if replaced is not None:
-        default: Any = OmegaConf.load(config_directory() / axis / f"{replaced}.yaml") or {}
-        keys |= {str(key) for key in default}
+        keys |= set(file_settings(axis, replaced))
     *parents, last = axis.split("/")
     place = plain
     for parent in parents:
