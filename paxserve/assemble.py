@@ -112,12 +112,13 @@ def scripted_engine(
     policies: Policies,
     vocab_size: int,
     step_s: float,
+    kv_bytes_per_token: int = 131_072,
     seed: int = 0,
     say: Say,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
-    `say` receives warnings; there is no status line, since nobody waits.
+    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say` receives warnings; there is no status line, since nobody waits.
 
     Raises:
         ValueError: no pool size, or sizes that do not fit each other.
@@ -134,7 +135,9 @@ def scripted_engine(
         max_model_len,
         budget,
         num_device_blocks=settings.num_blocks_override,
-        num_host_blocks=0,
+        num_host_blocks=num_host_blocks(
+            settings.swap_space_gib, bytes_per_block=kv_bytes_per_token * settings.block_size
+        ),
     )
     return Engine(
         limits=limits,

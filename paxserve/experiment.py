@@ -230,8 +230,7 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
             "kv_cache_memory_bytes",
             "row_buckets",
             "token_buckets",
-            *(() if policies.preemption.swaps else ("num_host_blocks_override",)),
-            "swap_space_gib",
+            *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),
         ),
     )
     return scripted_engine(
@@ -239,6 +238,7 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
         policies=policies,
         vocab_size=executor["vocab_size"],
         step_s=executor["step_s"],
+        kv_bytes_per_token=executor["kv_bytes_per_token"] if policies.preemption.swaps else 1,
         seed=seed,
         say=say,
     )

@@ -47,5 +47,5 @@ class Gates:
         for gate, state in zip(self._gates, self._states, strict=True):
             why = gate.refusal(state, request, memory)
             if why is not None:
-                return f"{type(gate).__name__}: {why}"
+                return why
         return None
