@@ -166,7 +166,7 @@ def lines(found: Iterable[Pair]) -> Iterator[str]:
 def grouped(
     found: Iterable[tuple[Choice, Choice]],
 ) -> Iterator[tuple[tuple[Choice, ...], tuple[Choice, ...]]]:
-    """Pairs of the same two axes in one line, where all of the one side go with all of the other."""
+    """Pairs of the same two axes together, where all of the one side are with all of the other."""
     rights: dict[tuple[Choice, str], list[Choice]] = {}
     for left, right in found:
         rights.setdefault((left, right.axis), []).append(right)
@@ -178,4 +178,5 @@ def grouped(
 
 
 def named(group: Sequence[Choice]) -> str:
+    """Choices of one axis, as on the command line."""
     return f"`{group[0].axis}={','.join(choice.name for choice in group)}`"

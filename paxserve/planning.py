@@ -163,7 +163,7 @@ class StepInMaking:
     def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
         """A block for each table that is full; False if there may be too few."""
         tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
-        full = [request for i in _indices(offsets, 0) if tables.is_full((request := requests[i]))]
+        full = [request for i in _indices(offsets, 0) if tables.is_full(request := requests[i])]
         if not full:
             return True
         if len(full) > pool.num_available or policies.placement.contiguous:

@@ -1,7 +1,7 @@
 """What a run was asked for, so that other policies can be asked for the same.
 
-Owns: how a served request becomes an arrival again, and `arrivals.jsonl`. In: requests of an engine,
-or a run directory. Out: arrivals. Must not know: how they are served.
+Owns: how a served request becomes an arrival again, and `arrivals.jsonl`. In: requests of an
+engine, or a run directory. Out: arrivals. Must not know: how they are served.
 
 Prompts are kept as token ids, which need no tokenizer and no trace; times as they really were, so
 that of a closed loop the recorded times stay, though another policy would have had others.

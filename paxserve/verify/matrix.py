@@ -99,23 +99,29 @@ class Matrix:
     def _each_once(self) -> Iterator[dict[str, str]]:
         """Every choice in one cell, several new ones together."""
         seen = set(_choices(self.cells[0]))
+
+        def is_new(one: Choice, _: Choice) -> bool:
+            return one not in seen
+
         for axis, names in self._choices_of.items():
             for name in names:
                 if Choice(axis, name) not in seen:
-                    cell = self._filled({axis: name}, lambda one, _: one not in seen)
-                    seen |= set(_choices(cell))
+                    cell = self._filled({axis: name}, is_new)
+                    seen.update(_choices(cell))
                     yield cell
 
     def _each_pair(self) -> Iterator[dict[str, str]]:
         """Greedily: the next pair that is still missing, among choices that bring most others."""
         missing = {frozenset(p) for p in all_pairs(self._choices_of)} - self.forbidden.keys()
         missing -= _pairs(self.cells[0])
+
+        def is_new(one: Choice, other: Choice) -> bool:
+            return frozenset((one, other)) in missing
+
         for pair in all_pairs(self._choices_of):
             if frozenset(pair) in missing:
-                cell = self._filled(
-                    dict(pair), lambda one, other: frozenset((one, other)) in missing
-                )
-                missing -= _pairs(cell)
+                cell = self._filled(dict(pair), is_new)
+                missing.difference_update(_pairs(cell))
                 yield cell
 
     def _filled(self, given: Names, is_new: IsNew) -> dict[str, str]:

@@ -27,8 +27,17 @@ from paxserve.policies import Policies
 from paxserve.recorded import arrival_of
 from paxserve.request import Request
 from paxserve.serve import serve
-from paxserve.verify.matrix import BUDGET, CACHE, FORCED, POOL, TIGHT, WARM, Matrix
-from paxserve.verify.matrix import restricted, size_axes
+from paxserve.verify.matrix import (
+    BUDGET,
+    CACHE,
+    FORCED,
+    POOL,
+    TIGHT,
+    WARM,
+    Matrix,
+    restricted,
+    size_axes,
+)
 from paxserve.verify.tokens import Difference, Output, differences, output_of
 from paxserve.workload import Arrival, Source
 from paxserve.workload.sources.listed import Listed
