@@ -19,7 +19,7 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from paxserve import __version__, pairs_command, report_commands
+from paxserve import __version__, pairs_command, replay_command, report_commands
 from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
@@ -43,6 +43,7 @@ examples:
   paxserve buckets DIR --max-executables 6 --rerun      padded shapes that fit it better
   paxserve verify workload.limit=4 --quick              do policies change a token?
   paxserve pairs                                        which choices go together
+  paxserve replay DIR admission=sjf                     the same requests, another policy
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -65,6 +66,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     report_commands.add(commands)
     verify_command.add(commands)
     pairs_command.add(commands)
+    replay_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = parser.parse_args(arguments)

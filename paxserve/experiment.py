@@ -47,7 +47,8 @@ class Prepared:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What a run leaves. `warm_up_s` is outside the measured time; `num_executables` were built;
-    `device` is the kind of device, None without one.
+    `device` is the kind of device, None without one. `start_s`: when arrivals began to be counted,
+    on the engine's clock.
     """
 
     engine: Engine
@@ -56,6 +57,7 @@ class Run:
     warm_up_s: float
     num_executables: int
     device: str | None
+    start_s: float = 0.0
 
 
 def run(
@@ -66,16 +68,18 @@ def run(
     say: Say,
     progress: Progress,
     policies: Mapping[str, object] | None = None,
+    workload: Workload | None = None,
 ) -> Run:
     """Run one experiment.
 
     Args:
-        config: group -> key -> value, and `seed`.
+        config: group -> key -> value, `seed`, and `record_blocks`: keep the log of blocks.
         choices: group -> the name that was chosen for it.
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
         progress: called with (what, done, total).
         policies: axis -> a policy object, in place of what was chosen for that axis.
+        workload: in place of the one that was chosen.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -83,7 +87,9 @@ def run(
         NotImplementedError: a kernel that does not exist yet.
         ServingFailed: anything that goes wrong after all of that was accepted.
     """
-    prepared = prepare(config, choices=choices, explicit=explicit, say=say, policies=policies)
+    prepared = prepare(
+        config, choices=choices, explicit=explicit, say=say, policies=policies, workload=workload
+    )
     try:
         return _serve(prepared, say, progress)
     except Exception as error:
@@ -97,21 +103,26 @@ def prepare(
     explicit: Iterable[str],
     say: Say,
     policies: Mapping[str, object] | None = None,
+    workload: Workload | None = None,
 ) -> Prepared:
     """Everything of `run` before the first request; arguments and errors are those of `run`."""
     knobs = Knobs(config, explicit)
     seed = config.get("seed", 0)
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
+    logs_blocks = config.get("record_blocks", False)
+    if not isinstance(logs_blocks, bool):
+        raise ValueError(f"record_blocks must be true or false, got {logs_blocks!r}")
     composed = _policies(knobs, choices, policies or {})
-    workload = _workload(knobs, choices)
+    if workload is None:
+        workload = _workload(knobs, choices)
     params = _sampling(knobs, has_model=choices["executor"] != "scripted")
     model, tokenizer, device = None, None, None
     if choices["executor"] == "scripted":
-        engine = _scripted(knobs, composed, seed, say)
+        engine = _scripted(knobs, composed, seed=seed, say=say, logs_blocks=logs_blocks)
         vocab_size: int = knobs.section("executor")["vocab_size"]
     else:
-        engine, model, device = _real(knobs, composed, seed, say)
+        engine, model, device = _real(knobs, composed, seed=seed, say=say, logs_blocks=logs_blocks)
         vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
     knobs.check_all_read()
     vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
@@ -131,7 +142,7 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
     warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
         say(f"warm-up: {num_executables} executables in {warm_up_s:.1f} s")
-    ended = 0
+    ended, start_s = 0, engine.clock.now_s()
 
     def on_ended(number: int) -> None:
         nonlocal ended
@@ -154,6 +165,7 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
         warm_up_s=warm_up_s,
         num_executables=num_executables,
         device=prepared.device,
+        start_s=start_s,
     )
 
 
@@ -198,7 +210,9 @@ def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSett
     return replace(limits, **more)
 
 
-def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine, LoadedModel, str]:
+def _real(
+    knobs: Knobs, policies: Policies, *, seed: int, say: Say, logs_blocks: bool
+) -> tuple[Engine, LoadedModel, str]:
     from paxserve.device import compile_cache, memory
 
     compile_cache.enable()
@@ -217,11 +231,20 @@ def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine
     if unknown:
         raise ValueError(f"unknown settings {unknown}; model has ['dtype', 'name']")
     model = load_model(model_section["name"], dtype=model_section["dtype"], seed=seed)
-    engine = real_engine(model, settings=settings, policies=policies, seed=seed, say=say)
+    engine = real_engine(
+        model,
+        settings=settings,
+        policies=policies,
+        seed=seed,
+        say=say,
+        logs_blocks=logs_blocks,
+    )
     return engine, model, memory.device_kind()
 
 
-def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
+def _scripted(
+    knobs: Knobs, policies: Policies, *, seed: int, say: Say, logs_blocks: bool
+) -> Engine:
     executor = knobs.section("executor")
     settings = _settings(
         knobs,
@@ -241,6 +264,7 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
         kv_bytes_per_token=executor["kv_bytes_per_token"] if policies.preemption.swaps else 1,
         seed=seed,
         say=say,
+        logs_blocks=logs_blocks,
     )
 
 

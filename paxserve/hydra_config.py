@@ -110,7 +110,7 @@ def read_config(config: DictConfig, hydra_config: Any) -> Composed:
         for group, choice in hydra_config.runtime.choices.items()
         if choice is not None and not group.startswith("hydra/")
     }
-    explicit = [_key(override) for override in hydra_config.overrides.task]
+    explicit = [key_of(override) for override in hydra_config.overrides.task]
     for axis in custom:
         _forget_replaced(plain, choices, axis, explicit)
     settings = [key for key in explicit if not _is_no_setting(key)]
@@ -138,8 +138,16 @@ def _forget_replaced(
 
 
 def _is_no_setting(key: str) -> bool:
-    return key in ("baseline", "experiment", "run", "run_dir", "seed") or key.startswith("custom.")
+    return key in (
+        "baseline",
+        "experiment",
+        "run",
+        "run_dir",
+        "seed",
+        "record_blocks",
+    ) or key.startswith("custom.")
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
+    """What an override sets: `group` or `group.key`."""
     return override.split("=", 1)[0].lstrip("+~").split("@")[0].replace("/", ".")
