@@ -24,6 +24,7 @@ def real_engine(
     *,
     settings: EngineSettings,
     policies: Policies,
+    forks: bool,
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
@@ -33,6 +34,7 @@ def real_engine(
     Args:
         model: what to serve.
         settings, policies: how.
+        forks: whether requests of several sequences may come, so that blocks are copied.
         seed: of requests that bring none.
         say: receives two lines, the kernel that was chosen and the size of the pool, and status
             and warnings while it runs.
@@ -86,7 +88,7 @@ def real_engine(
         buckets=_buckets(settings, limits),
         num_device_blocks=size.num_blocks,
         num_host_blocks=limits.num_host_blocks,
-        copies=policies.shares,
+        copies=forks and policies.shares,
         backend=backend,
         strict=settings.strict,
     )

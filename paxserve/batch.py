@@ -93,6 +93,8 @@ class Batch:
         self.running.remove(request)
         self.groups.discard(request)
         self._let_go(request)
+        if len(request.live) < len(request.sequences):
+            self._let_go_of_dead(request)
         request.state = State.WAITING
         if not keeps_computed:
             for sequence in request.live:
@@ -261,6 +263,12 @@ class Batch:
 
     def _let_go(self, request: Request) -> None:
         for sequence in reversed(request.live):
+            self._let_go_of(sequence)
+
+    def _let_go_of_dead(self, request: Request) -> None:
+        """Sequences of a request that leaves before its batch dissolves do not stay behind."""
+        for sequence in [s for s in self.dead if s in request.sequences]:
+            self.dead.remove(sequence)
             self._let_go_of(sequence)
 
     def _let_go_of(self, sequence: Sequence) -> None:

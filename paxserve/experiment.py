@@ -122,7 +122,14 @@ def prepare(
         engine = _scripted(knobs, composed, seed=seed, say=say, logs_blocks=logs_blocks)
         vocab_size: int = knobs.section("executor")["vocab_size"]
     else:
-        engine, model, device = _real(knobs, composed, seed=seed, say=say, logs_blocks=logs_blocks)
+        engine, model, device = _real(
+            knobs,
+            composed,
+            seed=seed,
+            say=say,
+            logs_blocks=logs_blocks,
+            forks=params.num_sequences > 1,
+        )
         vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
     knobs.check_all_read()
     vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
@@ -211,7 +218,13 @@ def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSett
 
 
 def _real(
-    knobs: Knobs, policies: Policies, *, seed: int, say: Say, logs_blocks: bool
+    knobs: Knobs,
+    policies: Policies,
+    *,
+    seed: int,
+    say: Say,
+    logs_blocks: bool,
+    forks: bool,
 ) -> tuple[Engine, LoadedModel, str]:
     from paxserve.device import compile_cache, memory
 
@@ -238,6 +251,7 @@ def _real(
         seed=seed,
         say=say,
         logs_blocks=logs_blocks,
+        forks=forks,
     )
     return engine, model, memory.device_kind()
 

@@ -23,7 +23,6 @@ import numpy as np
 
 from paxserve.batch import Batch
 from paxserve.request import Request, Sequence
-from paxserve.reservation.on_demand import OnDemand
 
 
 class SlotCounts(NamedTuple):
@@ -77,12 +76,6 @@ class Ledger:
         self._members: list[Request] = []
         self._slot_s = np.zeros((3, 0))
         self._columns = np.zeros((3, 0))
-        policies = batch.policies  # whether nothing is ever promised beyond what is computed
-        self._is_exact = (
-            isinstance(policies.reservation, OnDemand)
-            and policies.batching.release == "at_finish"
-            and not policies.placement.contiguous
-        )
 
     def record(self, duration_s: float = 0.0) -> SlotCounts:
         """Count the slots as they are now, as one step; `reserved_used` is not split yet.
@@ -144,6 +137,13 @@ class Ledger:
             request.promised_slot_s += float(promised)
             request.held_slot_s += float(held)
         self._members, self._slot_s = [], np.zeros((3, 0))
+
+    @property
+    def _is_exact(self) -> bool:
+        """Whether nothing is held beyond what is computed, so that promises need not be looked at."""
+        policies = self._batch.policies
+        admits_alone = policies.placement.contiguous or policies.batching.release == "with_batch"
+        return not (self._batch.tables.promises_ahead or admits_alone)
 
     def _has_forks(self) -> bool:
         """Whether a partly filled block may be shared, or a shared one be held by the dead."""

@@ -107,6 +107,7 @@ class LLM:
             loaded,
             settings=EngineSettings(**settings),
             policies=policies,
+            forks=True,
             seed=seed,
             say=_say,
         )

@@ -98,6 +98,9 @@ def _check_tables(engine: Engine) -> None:
                 assert len(sequence.host_blocks) == num_host or not is_kept
                 continue
             assert sequence.host_blocks == []
+            if sequence.finish_reason is not None and sequence.row < 0:
+                assert table == []
+                continue
             if sequence.source is not None:
                 assert sequence.source in request.live
                 continue

@@ -38,7 +38,8 @@ class PendingCopy(NamedTuple):
 
 class BlockTables:
     """Invariants: a table covers its promise, `len(table) * block_size >= num_reserved_tokens`;
-    a block that the next token of a sequence is written to has one holder.
+    a block that the next token of a sequence is written to has one holder. `promises_ahead`: more
+    was promised than asked for, at least once.
     """
 
     def __init__(self, *, pool: BlockPool, reservation: Reservation, limits: Limits) -> None:
@@ -46,6 +47,7 @@ class BlockTables:
         self.reservation = reservation
         self._block_size = limits.block_size
         self._limits = limits
+        self.promises_ahead = False
         self._copies: list[PendingCopy] = []
         self._num_leaving: Counter[int] = Counter()  # per block, holders that copied it away
 
@@ -98,6 +100,8 @@ class BlockTables:
                 return False
             table.extend(found)
         sequence.num_reserved_tokens = max(promise, sequence.num_reserved_tokens)
+        if promise > num_tokens:
+            self.promises_ahead = True
         return True
 
     def is_full(self, request: Request) -> bool:

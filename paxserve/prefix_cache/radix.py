@@ -67,8 +67,9 @@ class _Tree:
                 break  # a block held by others must not stand behind one that its holder lacks
             key = block_key(token_ids, number, block_size=self._block_size, salt=salt)
             step = _behind(*place, key)
-            if step is None:
+            if step is None or step[0].block_ids[step[1] - 1] != block_ids[number]:
                 self._check_free(block_ids[number])
+            if step is None:
                 step = self._hang(*place, key, block_ids[number])
                 published.append(block_ids[number])
             is_own = step[0].block_ids[step[1] - 1] == block_ids[number]

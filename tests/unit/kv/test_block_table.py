@@ -67,7 +67,7 @@ def test_a_refusal_changes_nothing():
 def test_several_sequences_get_their_blocks_all_or_none():
     held = tables()
     request = make_request()
-    twins = tuple(Sequence(sequence_id=i, token_ids=[1], num_known_tokens=1) for i in (10, 11))
+    twins = tuple(Sequence(sequence_id=i, token_ids=[1], num_remaining_tokens=1) for i in (10, 11))
     request = dataclasses.replace(request, sequences=twins)
     assert held.hold(request, 8)
     assert [len(s.block_table) for s in twins] == [2, 2]
