@@ -69,7 +69,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     replay_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
-    known = parser.parse_args(arguments)
+    known = _parsed(parser, arguments)
     try:
         return known.act(known) or 0
     except USER_ERRORS as error:
@@ -78,6 +78,16 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("paxserve: interrupted", file=sys.stderr)
         return 130
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Overrides may stand between options, which argparse alone does not take."""
+    known, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(known, "overrides") or any(o.startswith("-") for o in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        known.overrides = [*known.overrides, *rest]
+    return known
 
 
 def _demo(arguments: argparse.Namespace) -> None:

@@ -64,7 +64,7 @@ class Matrix:
     in no cell, with the reasons.
 
     Raises:
-        ValueError: an axis has no choice that is possible.
+        ValueError: no cell can be run.
     """
 
     def __init__(
@@ -93,7 +93,7 @@ class Matrix:
                 else:
                     self.impossible[Choice(axis, name)] = reason
             if not found[axis]:
-                raise ValueError(f"none of {axis}={','.join(names)} can be run: {reason}")
+                raise ValueError(f"no cell of what is asked for can be run: {reason}")
         return found
 
     def _each_once(self) -> Iterator[dict[str, str]]:
