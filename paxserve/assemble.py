@@ -27,6 +27,7 @@ def real_engine(
     forks: bool,
     seed: int = 0,
     say: Say,
+    logs_blocks: bool = False,
 ) -> Engine:
     """An engine on JAX and the wall clock; not warmed up yet.
 
@@ -105,6 +106,7 @@ def real_engine(
         ),
         tokenizer=model.tokenizer,
         notices=_notices(policies, status=say, say=say),
+        logs_blocks=logs_blocks,
     )
 
 
@@ -117,6 +119,7 @@ def scripted_engine(
     kv_bytes_per_token: int = 131_072,
     seed: int = 0,
     say: Say,
+    logs_blocks: bool = False,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
@@ -153,6 +156,7 @@ def scripted_engine(
         clock=VirtualClock(),
         intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
+        logs_blocks=logs_blocks,
     )
 
 
