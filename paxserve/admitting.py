@@ -14,7 +14,7 @@ from paxserve.events import EventLog, Kind
 from paxserve.forks import num_grantable, plan_forks, spread
 from paxserve.gate import MemoryView
 from paxserve.kv.block_table import Claim
-from paxserve.request import Request, Sequence
+from paxserve.request import Request, Sequence, set_computed
 from paxserve.step import BlockCopy
 
 
@@ -75,7 +75,7 @@ class Admitting:
             salt=request.origin.cache_salt,
             num_blocks=(trunk.num_known_tokens - 1) // block_size,
         )
-        trunk.num_computed_tokens = len(hits) * block_size
+        set_computed(trunk, len(hits) * block_size)
         if len(request.live) > 1 and self._batch.policies.shares:
             plan_forks(request, block_size=block_size)
         return hits
@@ -84,7 +84,8 @@ class Admitting:
         if request.live[0].host_blocks:
             return
         for sequence in request.live:
-            sequence.num_computed_tokens, sequence.source = 0, None
+            set_computed(sequence, 0)
+            sequence.source = None
 
     def _claim(
         self,

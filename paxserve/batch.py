@@ -15,14 +15,16 @@ from paxserve.kv.block_table import BlockTables
 from paxserve.kv.host_pool import HostPool
 from paxserve.limits import Limits
 from paxserve.policies import Policies
-from paxserve.request import FinishReason, Request, Sequence, State
+from paxserve.request import FinishReason, Request, Sequence, State, set_computed
 from paxserve.waiting import WaitingQueue
 
 
 class Batch:
     """Every live request is in exactly one of `waiting`, `running`, `finished`. `ended` collects
     those that finished until somebody takes them; `dead` are sequences that ended before their
-    request did, and are not released yet. `num_hit_tokens` were found in the prefix cache so far.
+    request did, and are not released yet. `groups` are the running requests of several sequences,
+    `begun` the sequences that have not come to the end of what they entered with.
+    `num_hit_tokens` were found in the prefix cache so far.
 
     Invariants: the rows of running and finished sequences and the free rows are all rows, once
     each; a block is held by as many tables as it has references; a waiting request holds neither
@@ -40,6 +42,8 @@ class Batch:
         self.waiting = WaitingQueue(policies.admission)
         self.gates = Gates(policies.gates)
         self.running: list[Request] = []
+        self.groups: set[Request] = set()
+        self.begun: set[Sequence] = set()
         self.finished: list[Request] = []
         self.dead: list[Sequence] = []
         self.ended: list[Request] = []
@@ -71,12 +75,15 @@ class Batch:
         """A waiting request, whose tables hold its memory already, takes the lowest free rows."""
         self.waiting.remove(request)
         self.running.append(request)
+        if len(request.sequences) > 1:
+            self.groups.add(request)
         request.state = State.RUNNING
         request.admitted_seq = self._num_admitted
         self._num_admitted += 1
         for sequence in request.live:
             sequence.row = heappop(self.free_rows)
             sequence.num_entry_tokens = sequence.num_known_tokens
+            self.begun.add(sequence)
         self.see(Kind.ENTERED, request)
 
     def withdraw(self, request: Request, *, keeps_computed: bool = False) -> None:
@@ -84,11 +91,13 @@ class Batch:
         host holds what was computed, so it will not be computed again.
         """
         self.running.remove(request)
+        self.groups.discard(request)
         self._let_go(request)
         request.state = State.WAITING
         if not keeps_computed:
             for sequence in request.live:
-                sequence.num_computed_tokens, sequence.source = 0, None
+                set_computed(sequence, 0)
+                sequence.source = None
         self.see(Kind.PREEMPTED, request)
         self.waiting.push(request)
 
@@ -168,6 +177,7 @@ class Batch:
         """A request has ended; one that ran keeps row and memory until `release`."""
         if request.state is State.RUNNING:
             self.running.remove(request)
+            self.groups.discard(request)
             self.finished.append(request)
             self._end(request, reason, stop_reason=stop_reason, error=error)
         else:
@@ -194,6 +204,8 @@ class Batch:
         self.waiting.clear()
         self.gates.clear()
         self.running.clear()
+        self.groups.clear()
+        self.begun.clear()
         self.finished.clear()
         self.dead.clear()
         self.free_rows = list(range(self.limits.max_num_seqs))
@@ -252,6 +264,7 @@ class Batch:
             self._let_go_of(sequence)
 
     def _let_go_of(self, sequence: Sequence) -> None:
+        self.begun.discard(sequence)
         self.tables.let_go(sequence)
         if sequence.row >= 0:
             heappush(self.free_rows, sequence.row)

@@ -17,7 +17,7 @@ from paxserve.step import BlockCopy, RowEntry, RowPlan, StepPlan, TableWrite
 class StepDraft:
     """Invariant: tokens of `rows` + `budget_left` == max_num_batched_tokens.
 
-    rows: what is computed, by sequence id. unwritten: sequence ids of rows that only read again.
+    rows: what is computed, by sequence id. chunks: those that got more than one token. unwritten: sequence ids of rows that only read again.
     touched: sequences whose table may have changed. newcomers: requests that entered in this step,
     and the blocks that are swapped in for them. started: sequences that took over their source's
     blocks in this step. published: blocks that a request offered to the prefix cache in this step;
@@ -27,6 +27,7 @@ class StepDraft:
 
     budget_left: int
     rows: dict[int, RowPlan] = field(default_factory=dict)
+    chunks: list[int] = field(default_factory=list)
     unwritten: set[int] = field(default_factory=set)
     touched: dict[int, Sequence] = field(default_factory=dict)
     newcomers: dict[Request, list[BlockCopy]] = field(default_factory=dict)
@@ -91,9 +92,10 @@ class StepDraft:
             )
 
     def _log_chunks(self, batch: Batch, events: EventLog) -> None:
-        for row in self.rows.values():
-            if row.num_tokens > 1:
-                request, _ = batch.by_sequence[row.sequence_id]
+        for sequence_id in self.chunks:
+            row = self.rows.get(sequence_id)
+            if row is not None:
+                request, _ = batch.by_sequence[sequence_id]
                 events.add(Kind.CHUNK, request.request_id, num_tokens=row.num_tokens, row=row.row)
 
     def _entries(self) -> Iterator[RowEntry]:

@@ -17,7 +17,7 @@ token to sample from it, but its KV is written once, by the trunk: the others re
 
 from typing import NamedTuple
 
-from paxserve.request import Request, Sequence
+from paxserve.request import Request, Sequence, set_computed
 
 
 class Claim(NamedTuple):
@@ -35,7 +35,7 @@ def plan_forks(request: Request, *, block_size: int) -> None:
         earlier = request.live[:i]
         lengths = [_num_common(sequence, other, block_size) for other in earlier]
         longest = max(lengths)
-        sequence.num_computed_tokens = longest
+        set_computed(sequence, longest)
         sequence.source = earlier[lengths.index(longest)] if longest else None
 
 

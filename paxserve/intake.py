@@ -130,7 +130,7 @@ class Intake:
                         sequence_id=next(self._numbers),
                         index=index,
                         token_ids=list(token_ids),
-                        num_known_tokens=len(token_ids),
+                        num_remaining_tokens=len(token_ids),
                         seed=seed_of_sample(sampling.seed, index),
                     )
                     for index in range(params.num_sequences)

@@ -23,6 +23,7 @@ import numpy as np
 
 from paxserve.batch import Batch
 from paxserve.request import Request, Sequence
+from paxserve.reservation.on_demand import OnDemand
 
 
 class SlotCounts(NamedTuple):
@@ -75,6 +76,13 @@ class Ledger:
         self._most_computed: dict[Sequence, int] = {}
         self._members: list[Request] = []
         self._slot_s = np.zeros((3, 0))
+        self._columns = np.zeros((3, 0))
+        policies = batch.policies  # whether nothing is ever promised beyond what is computed
+        self._is_exact = (
+            isinstance(policies.reservation, OnDemand)
+            and policies.batching.release == "at_finish"
+            and not policies.placement.contiguous
+        )
 
     def record(self, duration_s: float = 0.0) -> SlotCounts:
         """Count the slots as they are now, as one step; `reserved_used` is not split yet.
@@ -140,20 +148,20 @@ class Ledger:
     def _has_forks(self) -> bool:
         """Whether a partly filled block may be shared, or a shared one be held by the dead."""
         batch = self._batch
-        is_shared = batch.pool.num_extra_refs > 0
         has_dead = bool(batch.finished or batch.dead)
-        return any([len(r.sequences) > 1 for r in batch.running]) or (is_shared and has_dead)
+        return bool(batch.groups) or (batch.pool.num_extra_refs > 0 and has_dead)
 
     def _quickly(self) -> _Sums:
         """One sequence per request: every block that is shared is full."""
         block_size = self._batch.limits.block_size
-        computed, promised, num_blocks = self._columns
-        num_twice = self._batch.pool.num_extra_refs
+        num_twice = self._batch.pool.num_extra_refs * block_size
+        live, promised, held = self._columns.sum(axis=1).tolist()
+        tail = -self._columns[1] % block_size
         return _Sums(
-            live=int(computed.sum()) - num_twice * block_size,
-            promised=int(promised.sum()) - num_twice * block_size,
-            tail=int((-promised % block_size).sum()),
-            num_blocks=int(num_blocks.sum()) - num_twice,
+            live=int(live) - num_twice,
+            promised=int(promised) - num_twice,
+            tail=int(tail.sum()),
+            num_blocks=(int(held) - num_twice) // block_size,
         )
 
     def _exactly(self, requests: list[Request]) -> _Sums:
@@ -190,26 +198,31 @@ class Ledger:
             self.settle()
             self._members = list(running)
             self._slot_s = np.zeros((3, len(running)))
-        self._columns = computed, promised, num_blocks = self._columns_of(running)
-        if self._promises or (promised > computed).any():
+        self._columns = columns = self._columns_of(running)
+        if self._promises or (not self._is_exact and (columns[1] > columns[0]).any()):
             for request in running:
                 for sequence in request.live:
                     self._note_promise(sequence)
-        self._slot_s[0] += computed * duration_s
-        self._slot_s[1] += promised * duration_s
-        self._slot_s[2] += num_blocks * (self._batch.limits.block_size * duration_s)
+        self._slot_s += columns * duration_s
 
-    def _columns_of(self, running: list[Request]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Computed tokens, promised tokens and blocks of each request, what it shares counted."""
-        if any([len(request.sequences) > 1 for request in running]):
+    def _columns_of(self, running: list[Request]) -> np.ndarray:
+        """[3, requests]: computed tokens, promised tokens and slots of all blocks of each request,
+        what it shares with others included.
+        """
+        batch, block_size = self._batch, self._batch.limits.block_size
+        if batch.groups:
             sums = [self._exactly([request]) for request in running]
-            live, promised, _, num_blocks = np.array(sums, np.int64).reshape(-1, 4).T
-            return live, promised, num_blocks
+            return np.array([(s.live, s.promised, s.num_blocks * block_size) for s in sums]).T
         sequences = [request.sequences[0] for request in running]
-        computed = np.array([sequence.num_computed_tokens for sequence in sequences], np.int64)
-        reserved = np.array([sequence.num_reserved_tokens for sequence in sequences], np.int64)
-        num_blocks = np.array([len(sequence.block_table) for sequence in sequences], np.int64)
-        return computed, np.maximum(computed, reserved), num_blocks
+        columns = np.empty((3, len(running)))
+        columns[0] = [sequence.num_computed_tokens for sequence in sequences]
+        columns[1] = columns[0]
+        if not self._is_exact:
+            reserved = [sequence.num_reserved_tokens for sequence in sequences]
+            columns[1] = np.maximum(columns[0], reserved)
+        columns[2] = [len(sequence.block_table) for sequence in sequences]
+        columns[2] *= block_size
+        return columns
 
     def _note_promise(self, sequence: Sequence) -> None:
         computed, reserved = sequence.num_computed_tokens, sequence.num_reserved_tokens

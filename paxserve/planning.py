@@ -126,49 +126,76 @@ class StepInMaking:
         return Verdict(num_granted, num_cached_tokens=num_cached, num_preempted=num_preempted)
 
     def _decode(self, requests: Sequence[Request]) -> Verdict:
-        """One token for each of many: the path of nearly every token, so the loop makes no calls
-        but for a row's tuple, and for memory and the prefix cache once in `block_size` tokens.
+        """One token for each sequence of these requests, in order."""
+        num_granted = self._decode_in_bulk(requests)
+        return self._decode_in_turn(requests) if num_granted is None else Verdict(num_granted)
+
+    def _decode_in_bulk(self, requests: Sequence[Request]) -> int | None:
+        """The path of nearly every token: where nobody will be refused or preempted, each question
+        is asked of all at once. None where that is not sure, or an answer is not the usual one;
+        then what it may have done so far is only to give blocks to some of them.
         """
+        draft, batch, block_size = self._draft, self._batch, self.limits.block_size
+        num, rows = len(requests), draft.rows
+        if num > draft.budget_left or batch.groups or batch.finished or batch.begun or rows:
+            return None
+        sequences = [request.sequences[0] for request in requests]
+        positions = [sequence.num_computed_tokens for sequence in sequences]
+        places = [sequence.row for sequence in sequences]
+        offsets = [position % block_size for position in positions]
+        is_usual = (
+            min(places, default=0) >= 0
+            and [sequence.num_remaining_tokens for sequence in sequences].count(1) == num
+            and len(set(places)) == num
+        )
+        if not is_usual or not self._extend_full(requests, offsets):
+            return None
+        for sequence, position, place in zip(sequences, positions, places, strict=True):
+            sequence.num_computed_tokens = position + 1
+            sequence_id = sequence.sequence_id
+            rows[sequence_id] = _new_tuple(RowPlan, (sequence_id, place, position, 1, 1, ()))
+        draft.budget_left -= num
+        if self._publishes:
+            for i in _indices(offsets, block_size - 1):
+                self._publish(requests[i], sequences[i])
+        return num
+
+    def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
+        """A block for each table that is full; False if there may be too few."""
+        tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
+        full = [request for i in _indices(offsets, 0) if tables.is_full((request := requests[i]))]
+        if not full:
+            return True
+        if len(full) > pool.num_available or policies.placement.contiguous:
+            return False
+        num_evicted, touched = pool.num_evicted, self._draft.touched
+        for request in full:
+            (sequence,) = request.sequences
+            if not tables.grow(request, sequence, sequence.num_computed_tokens + 1):
+                return False
+            touched[sequence.sequence_id] = sequence
+        if pool.num_evicted > num_evicted:
+            self._log_evicted(full[0], pool.num_evicted - num_evicted)
+        return True
+
+    def _decode_in_turn(self, requests: Sequence[Request]) -> Verdict:
+        """The same one by one: for several sequences, a short budget, or short memory."""
         draft = self._draft
-        num_before, refused = draft.num_preempted, None
-        block_size, rows, running = self.limits.block_size, draft.rows, State.RUNNING
-        publishes, num_granted = self._publishes, 0
+        num_before, num_granted, refused = draft.num_preempted, 0, None
         for request in requests:
-            if request.state is not running:
-                if request in draft.dropped:
-                    continue  # it made room for one before it, or outgrew the pool
+            if request.state is not State.RUNNING and request in draft.dropped:
+                continue  # it made room for one before it, or outgrew the pool
+            num_live = len(request.live)
+            if request.state is not State.RUNNING or (num_live == 1 and not request.is_decode):
                 raise self._wrong_grant(request, 1)
-            if len(request.sequences) > 1:
-                num_tokens = request.num_remaining_tokens
-                if num_tokens > len(request.live):  # larger than a step, and not done yet
-                    num_tokens = max(1, min(num_tokens, draft.budget_left))
-                verdict = self._grant(request, num_tokens, 0)
-                num_granted += verdict.num_tokens
-                if verdict.refused is Reason.BUDGET:
-                    refused = Reason.BUDGET
-                    break
-                continue
-            if draft.budget_left <= 0:
+            num_tokens = request.num_remaining_tokens
+            if num_tokens > num_live:  # a group larger than a step, and not done yet
+                num_tokens = max(1, min(num_tokens, draft.budget_left))
+            verdict = self._grant(request, num_tokens, 0)
+            num_granted += verdict.num_tokens
+            if verdict.refused is Reason.BUDGET:
                 refused = Reason.BUDGET
                 break
-            (sequence,) = request.sequences
-            position, sequence_id = sequence.num_computed_tokens, sequence.sequence_id
-            if sequence.num_known_tokens - position != 1 or sequence_id in rows:
-                raise self._wrong_grant(request, 1)
-            if position == len(sequence.block_table) * block_size:
-                if not self._make_room(request, [Claim(sequence, 1)]):
-                    continue
-            on_device = position >= sequence.num_entry_tokens
-            tokens = () if on_device else (sequence.token_ids[position],)
-            sequence.num_computed_tokens = position + 1
-            sequence.num_known_tokens = position + 2
-            rows[sequence_id] = _new_tuple(
-                RowPlan, (sequence_id, sequence.row, position, 1, 1, tokens)
-            )
-            draft.budget_left -= 1
-            num_granted += 1
-            if publishes and not (position + 1) % block_size:
-                self._publish(request, sequence)
         return Verdict(
             num_granted, refused=refused, num_preempted=draft.num_preempted - num_before
         )
@@ -228,9 +255,8 @@ class StepInMaking:
 
     def _make_room(self, request: Request, claims: Sequence[Claim]) -> bool:
         """Slots for the next tokens of a running request, preempting until they are found."""
-        tables, pool = self._batch.tables, self._batch.pool
-        num_evicted = pool.num_evicted
-        while not tables.hold(request, claims):
+        tables = self._batch.tables
+        while not self._hold(request, claims):
             num_held = len({b for s in request.live for b in s.block_table})
             num_needed = num_held + tables.num_missing_blocks(request, claims)
             if num_needed > self.limits.num_usable_blocks or self._is_too_long(request, claims):
@@ -240,12 +266,23 @@ class StepInMaking:
             self._preempting.preempt(victim)
             if request.state is not State.RUNNING:
                 return False
-        if pool.num_evicted > num_evicted:
-            num_slots = (pool.num_evicted - num_evicted) * self.limits.block_size
-            self._events.add(Kind.EVICTED, request.request_id, num_tokens=num_slots)
-        for claim in claims:
-            self._draft.touched[claim.sequence.sequence_id] = claim.sequence
         return True
+
+    def _hold(self, request: Request, claims: Sequence[Claim]) -> bool:
+        """Slots for the next tokens of a running request, if they are to be had."""
+        pool, touched = self._batch.pool, self._draft.touched
+        num_evicted = pool.num_evicted
+        if not self._batch.tables.hold(request, claims):
+            return False
+        if pool.num_evicted > num_evicted:
+            self._log_evicted(request, pool.num_evicted - num_evicted)
+        for sequence, _ in claims:
+            touched[sequence.sequence_id] = sequence
+        return True
+
+    def _log_evicted(self, request: Request, num_blocks: int) -> None:
+        num_slots = num_blocks * self.limits.block_size
+        self._events.add(Kind.EVICTED, request.request_id, num_tokens=num_slots)
 
     def _is_too_long(self, request: Request, claims: Sequence[Claim]) -> bool:
         """Whether one of the tables would not lie anywhere even in an empty pool."""
@@ -257,8 +294,9 @@ class StepInMaking:
         """The claimed tokens become rows; returns how many there are."""
         draft, num_granted = self._draft, 0
         for sequence, num_tokens in claims:
-            first, known = sequence.num_computed_tokens, sequence.num_known_tokens
+            first = sequence.num_computed_tokens
             end = first + num_tokens
+            num_samples = int(num_tokens == sequence.num_remaining_tokens)
             if sequence.source is not None:
                 if reads_again(sequence):
                     draft.unwritten.add(sequence.sequence_id)
@@ -266,16 +304,20 @@ class StepInMaking:
                 sequence.source = None
                 sequence.num_published_blocks = first // self.limits.block_size
             on_device = num_tokens == 1 and first >= sequence.num_entry_tokens
+            if end >= sequence.num_entry_tokens:
+                self._batch.begun.discard(sequence)
             sequence.num_computed_tokens = end
-            sequence.num_known_tokens += int(end == known)
+            sequence.num_remaining_tokens += num_samples - num_tokens
             draft.rows[sequence.sequence_id] = RowPlan(
                 sequence_id=sequence.sequence_id,
                 row=sequence.row,
                 first_position=first,
                 num_tokens=num_tokens,
-                num_samples=int(end == known),
+                num_samples=num_samples,
                 tokens=() if on_device else tuple(sequence.token_ids[first:end]),
             )
+            if num_tokens > 1:
+                draft.chunks.append(sequence.sequence_id)
             num_granted += num_tokens
             if self._publishes:
                 self._publish(request, sequence)
@@ -313,3 +355,11 @@ class StepInMaking:
                 detail=f"{reason}: {why}" if why else str(reason),
             )
         return Verdict(0, refused=refusal.reason, num_preempted=num_preempted)
+
+
+def _indices(offsets: list[int], offset: int) -> list[int]:
+    """Where `offset` stands in `offsets`."""
+    indices, start = [], -1
+    for _ in range(offsets.count(offset)):
+        indices.append(start := offsets.index(offset, start + 1))
+    return indices

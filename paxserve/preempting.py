@@ -84,8 +84,8 @@ class Preempting:
             row = draft.rows.pop(sequence.sequence_id, None)
             if row is not None:
                 draft.budget_left += row.num_tokens
-                sequence.num_known_tokens -= row.num_samples
                 sequence.num_computed_tokens -= row.num_tokens
+                sequence.num_remaining_tokens += row.num_tokens - row.num_samples
             source = draft.started.pop(sequence, None)
             if source is not None:
                 tables.let_go(sequence)

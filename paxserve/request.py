@@ -66,9 +66,9 @@ class Sequence:
     """One token list, one block table, one row.
 
     Planning needs only counts, never a token's value, so that a step can be planned while the one
-    before it runs: `num_known_tokens` counts prompt and output tokens, those included that a
-    planned step is still to sample; `num_computed_tokens` counts tokens whose KV is valid once the
-    planned steps have run. `num_entry_tokens` were known when it entered its row; later ones were
+    before it runs: `num_computed_tokens` counts tokens whose KV is valid once the planned steps have
+    run, `num_remaining_tokens` those behind them that are known, or that a planned step is still to
+    sample: 1 is a decode, more is a prompt or a resume. `num_entry_tokens` were known when it entered its row; later ones were
     sampled there, so the device has them. `num_reserved_tokens` were promised when its table last
     grew. `num_published_blocks` have been offered to the prefix cache, `num_sent_blocks` of the
     table are known to the executor. `row` is -1 while it has none.
@@ -80,7 +80,7 @@ class Sequence:
 
     sequence_id: int
     token_ids: list[int]
-    num_known_tokens: int
+    num_remaining_tokens: int
     index: int = 0
     seed: int = 0
     num_computed_tokens: int = 0
@@ -99,9 +99,15 @@ class Sequence:
     stop_reason: int | str | None = None
 
     @property
-    def num_remaining_tokens(self) -> int:
-        """Known tokens whose KV is not computed: 1 is a decode, more is a prompt or a resume."""
-        return self.num_known_tokens - self.num_computed_tokens
+    def num_known_tokens(self) -> int:
+        """Prompt and output tokens, those included that a planned step is still to sample."""
+        return self.num_computed_tokens + self.num_remaining_tokens
+
+
+def set_computed(sequence: Sequence, num_tokens: int) -> None:
+    """So many of a sequence's known tokens count as computed."""
+    sequence.num_remaining_tokens += sequence.num_computed_tokens - num_tokens
+    sequence.num_computed_tokens = num_tokens
 
 
 @dataclass(slots=True, kw_only=True, eq=False)

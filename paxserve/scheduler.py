@@ -145,44 +145,50 @@ class Scheduler:
         self.events.now_s = now_s
         batch, running = self.batch, State.RUNNING
         progressed: list[Request] = []
-        nobody = (None, None)
+        by_sequence, has_groups = batch.by_sequence, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
         for row, output in zip(plan.rows, result.outputs, strict=True):
             tokens, logprobs = output
-            request, sequence = batch.by_sequence.get(row[0], nobody)
-            if not tokens or request is None or sequence is None or request.state is not running:
+            found = by_sequence.get(row[0])
+            if not tokens or found is None:
                 continue
+            request, sequence = found
+            if request.state is not running:
+                continue
+            if has_groups and sequence.finish_reason is not None:
+                continue
+            progressed.append(request)
             token = tokens[0]
-            if len(request.sequences) == 1:
-                progressed.append(request)
-            elif sequence.finish_reason is not None:
-                continue
-            elif not progressed or progressed[-1] is not request:
-                progressed.append(request)
             if token < 0:
                 self._fail_not_finite(request)
                 continue
-            if request.beams is not None:
+            if has_groups and request.beams is not None:
                 beams.setdefault(request, {})[sequence] = output
                 continue
-            sequence.token_ids.append(token)
+            token_ids = sequence.token_ids
+            token_ids.append(token)
             sequence.token_times_s.append(now_s)
             if logprobs:
                 sequence.logprobs.extend(logprobs)
-            if token in request.stop_ids and (
-                len(sequence.token_ids) - len(request.prompt_token_ids) > request.params.min_tokens
-            ):
+            if token in request.stop_ids and self._may_stop(request, sequence):
                 eos = token not in request.params.stop_token_ids
                 batch.finish_sequence(request, sequence, FinishReason.STOP, None if eos else token)
-            elif len(sequence.token_ids) >= request.max_known_tokens:
+            elif len(token_ids) >= request.max_known_tokens:
                 stop = find_stop(request, sequence)
                 reason = FinishReason.LENGTH if stop is None else FinishReason.STOP
                 batch.finish_sequence(request, sequence, reason, stop)
+        if has_groups:
+            progressed = list(dict.fromkeys(progressed))
         for request, outputs in beams.items():
             if request.state is running:
                 advance_beams(batch, request, outputs, now_s=now_s)
         self._after_step(plan, result)
         return progressed
+
+    def _may_stop(self, request: Request, sequence: Sequence) -> bool:
+        """Whether a sequence that has an end token is long enough for it to count."""
+        num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
+        return num_output > request.params.min_tokens
 
     def _after_step(self, plan: StepPlan, result: StepResult) -> None:
         """What was computed is valid now: publish it, and tell policies who was served."""

@@ -27,6 +27,7 @@ class WaitingQueue:
     def __init__(self, admission: Admission) -> None:
         self._admission = admission
         self._learning = admission if isinstance(admission, Learning) else None
+        self._reordering = admission if isinstance(admission, Reordering) else None
         self.clear()
 
     def clear(self) -> None:
@@ -98,8 +99,8 @@ class WaitingQueue:
         Raises:
             RuntimeError: it named a request twice, or one that does not wait.
         """
-        self._reordered, policy = None, self._admission
-        if not isinstance(policy, Reordering) or len(self) > policy.reorders_at_most:
+        self._reordered, policy = None, self._reordering
+        if policy is None or len(self) > policy.reorders_at_most:
             return
         reordered = policy.reorder(list(self), num_cached_tokens)
         if len(set(reordered)) < len(reordered) or not self._entry_of.keys() >= set(reordered):

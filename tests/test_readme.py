@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from builders import make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
 
-from paxserve.compose import POLICY_AXES, choices
+from paxserve.compose import POLICY_AXES, WORKLOAD_AXES, choices
 
 README = Path(__file__).parent.parent.joinpath("README.md").read_text(encoding="utf-8")
 EXAMPLE, POLICY = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
@@ -28,7 +28,7 @@ def test_the_policy_of_readme_serves_one_prompt_at_a_time():
     assert run_to_end(engine) == 0
 
 
-@pytest.mark.parametrize("axis", [*POLICY_AXES, "executor"])
+@pytest.mark.parametrize("axis", [*POLICY_AXES, *WORKLOAD_AXES, "executor"])
 def test_the_axes_of_readme_are_the_real_ones(axis):
     (row,) = re.findall(rf"^\| `{axis}` \| (.*?) \|", README, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", row)) == choices(axis)

@@ -124,4 +124,4 @@ class Mlfq:
         return next((i for i in levels if self._quantum_s(i) >= prefill_s), self.num_levels - 1)
 
     def _quantum_s(self, level: int) -> float:
-        return self.first_quantum_s * 2**level
+        return self.first_quantum_s * 2.0**level

@@ -109,12 +109,16 @@ def is_prompt(request: Request) -> bool:
 
 def split(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     """Those that need exactly one token computed per sequence, and those that need more."""
+    remaining = [request.sequences[0].num_remaining_tokens for request in requests]
+    is_plain = sum([len(request.sequences) for request in requests]) == len(requests)
+    if is_plain and remaining.count(1) == len(requests):
+        return list(requests), []  # the usual step
     decodes: list[Request] = []
     prompts: list[Request] = []
     for request in requests:
         if len(request.sequences) == 1:
             (sequence,) = request.sequences
-            is_decode = sequence.num_known_tokens - sequence.num_computed_tokens == 1
+            is_decode = sequence.num_remaining_tokens == 1
         else:
             is_decode = request.is_decode
         (decodes if is_decode else prompts).append(request)

@@ -86,6 +86,25 @@ class BlockTables:
                 return False
         return True
 
+    def grow(self, request: Request, sequence: Sequence, num_tokens: int) -> bool:
+        """Blocks for `num_tokens` tokens of a sequence, as the reservation says; or False and
+        nothing changed. Without regard to sharing: see `hold`.
+        """
+        table, promise = sequence.block_table, self._promise(request, num_tokens)
+        missing = -(-promise // self._block_size) - len(table)
+        if missing > 0:
+            found = self.pool.extend(table, missing) if table else self.pool.take(missing)
+            if found is None:
+                return False
+            table.extend(found)
+        sequence.num_reserved_tokens = max(promise, sequence.num_reserved_tokens)
+        return True
+
+    def is_full(self, request: Request) -> bool:
+        """Whether the table of its only sequence has no slot for one more token."""
+        (sequence,) = request.sequences
+        return sequence.num_computed_tokens == len(sequence.block_table) * self._block_size
+
     def computed_blocks(self, sequence: Sequence) -> list[int]:
         """The blocks of its table that hold computed tokens."""
         return sequence.block_table[: -(-sequence.num_computed_tokens // self._block_size)]
@@ -140,17 +159,6 @@ class BlockTables:
             )
         return promise
 
-    def _grow(self, request: Request, sequence: Sequence, num_tokens: int) -> bool:
-        table, promise = sequence.block_table, self._promise(request, num_tokens)
-        missing = -(-promise // self._block_size) - len(table)
-        if missing > 0:
-            found = self.pool.extend(table, missing) if table else self.pool.take(missing)
-            if found is None:
-                return False
-            table.extend(found)
-        sequence.num_reserved_tokens = max(promise, sequence.num_reserved_tokens)
-        return True
-
     def _shared_block(self, sequence: Sequence, num_leaving: Counter[int]) -> int | None:
         """The block that the next token lies in, if others hold it too."""
         column = sequence.num_computed_tokens // self._block_size
@@ -166,7 +174,7 @@ class BlockTables:
             return True
         if num_tokens and not self._own_last_block(sequence):
             return False
-        return self._grow(request, sequence, sequence.num_computed_tokens + num_tokens)
+        return self.grow(request, sequence, sequence.num_computed_tokens + num_tokens)
 
     def _take_over(self, sequence: Sequence, source: Sequence) -> None:
         """Blocks shared with the source: all that both know, or whole blocks."""

@@ -20,7 +20,7 @@ SLOTS = "slots_"
 _ALWAYS_NAMED = ("batching", "reservation", "placement")
 _NAMED_IF_UNUSUAL = {
     "admission": "fcfs",
-    "gate": "none",
+    "gate": "",
     "prefix_cache": "none",
     "eviction": "lru",
     "victim": "newest",
@@ -175,8 +175,8 @@ def labels(runs: Sequence[RunTables]) -> list[str]:
 
 
 def _short(choice: str) -> str:
-    """`MyPolicy` of `MyPolicy(k=3)` and of `my_module:MyPolicy`."""
-    return str(choice).split("(")[0].rsplit(":", 1)[-1]
+    """`MyPolicy` of `MyPolicy(k=3)` and of `my_module:MyPolicy`; several are joined by a plus."""
+    return "+".join(one.rsplit(":", 1)[-1] for one in str(choice).split("(")[0].split(","))
 
 
 def _table(path: Path) -> pd.DataFrame:

@@ -40,23 +40,38 @@ class Timeline(NamedTuple):
 
 
 def timeline(run: RunTables) -> Timeline:
-    """Who was in which row when."""
+    """Who was in which row when.
+
+    A request enters each of its rows with an event; one that ends or leaves without naming a row
+    does so in all of them.
+    """
     log = run.need("decisions", "time_s", "kind", "request_id", "row")
     open_stays: dict[int, Stay] = {}
     stays = []
-    for event in log.itertuples():
-        row, time_s = event.row, event.time_s - run.origin_s
+    for event in log[log["kind"].isin(_MOVES)].itertuples():
+        time_s = event.time_s - run.origin_s
+        names_a_row = event.row in open_stays or event.kind == Kind.ENTERED
+        rows = [event.row] if names_a_row else _rows_of(event.request_id, open_stays)
+        if event.kind == Kind.FINISHED:
+            open_stays |= {row: open_stays[row]._replace(finished_s=time_s) for row in rows}
+            continue
+        stays += [_closed(open_stays.pop(row), time_s) for row in rows if row in open_stays]
         if event.kind == Kind.ENTERED:
-            open_stays[row] = Stay(row, event.request_id, time_s, -1.0, -1.0)
-        elif row not in open_stays:
-            continue  # it entered in a step that failed, or the event is of no row
-        elif event.kind == Kind.FINISHED:
-            open_stays[row] = open_stays[row]._replace(finished_s=time_s)
-        elif event.kind in (Kind.PREEMPTED, Kind.RELEASED):
-            stay = open_stays.pop(row)
-            lived_until_s = time_s if stay.finished_s < 0 else stay.finished_s
-            stays.append(stay._replace(finished_s=lived_until_s, end_s=time_s))
+            open_stays[event.row] = Stay(event.row, event.request_id, time_s, _RUNS, _RUNS)
     return Timeline(run.limit("max_num_seqs"), run.end_s, tuple(stays))
+
+
+_MOVES = (Kind.ENTERED, Kind.FINISHED, Kind.PREEMPTED, Kind.RELEASED)
+_RUNS = -1.0  # instead of a time: it has not come to that
+
+
+def _rows_of(request_id: str, open_stays: dict[int, Stay]) -> list[int]:
+    return [row for row, stay in open_stays.items() if stay.request_id == request_id]
+
+
+def _closed(stay: Stay, time_s: float) -> Stay:
+    finished_s = time_s if stay.finished_s == _RUNS else stay.finished_s
+    return stay._replace(finished_s=finished_s, end_s=time_s)
 
 
 def draw_timelines(runs: Sequence[RunTables]) -> Picture:

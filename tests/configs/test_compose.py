@@ -17,7 +17,7 @@ from paxserve.compose import (
     load_workload,
     policy_class,
 )
-from paxserve.hydra_config import compose_config, config_directory
+from paxserve.hydra_config import compose_config, config_directory, custom_policies
 from paxserve.limits import Limits
 from paxserve.models.load import SMOLLM2, TINY
 from paxserve.pack import variant_of
@@ -227,3 +227,17 @@ def test_what_the_user_set_is_known():
 def test_what_must_be_set_is_named():
     with pytest.raises(ValueError, match=r"workload.path must be set: add workload.path=\.\.\."):
         compose_config(["workload=jsonl"])
+
+
+def test_a_choice_of_ones_own_does_not_inherit_from_the_one_it_replaces():
+    def composed(custom):
+        (rewritten,) = [o for o in custom_policies([custom]) if o.startswith("+custom")]
+        return compose_config(["workload=synthetic", rewritten])
+
+    plain, chosen, _ = composed("workload/arrivals=my:Own")
+    assert plain["workload"]["arrivals"] == {}
+    assert plain["workload"]["lengths"] == {"input_tokens": 128, "output_tokens": 64}
+    assert chosen["workload/arrivals"] == "my:Own"
+    plain, chosen, _ = composed("workload=my:Own")
+    assert plain["workload"] == {}
+    assert [group for group in chosen if group.startswith("workload")] == ["workload"]

@@ -177,21 +177,23 @@ def test_who_was_displaced_waits_behind_those_of_its_level_and_starves_from_then
     assert queue.next_timer_s() == 11.0
 
 
-def test_who_starves_moves_to_level_0_with_a_quantum_of_that_level():
-    request = make(tokens=8)
+def test_who_starves_moves_to_level_0_with_a_whole_quantum_of_that_level():
+    request = make(tokens=3)
     queue = queue_of(MLFQ, [request])
-    assert queue.rank(request) == (3, 0.0)
-    queue.tell(Seen(Kind.TIMER, 9.9))
-    assert queue.rank(request) == (3, 0.0)
-    queue.tell(Seen(Kind.TIMER, 10.0))
-    assert queue.rank(request) == (0, 0.0)
-    enter(queue, request, 10.0)
-    serve(queue, request, 11.0)
-    assert queue.rank(request) == (0, 0.0)
-    serve(queue, request, 12.0)
-    assert queue.rank(request) == (1, 12.0)
+    enter(queue, request)
+    serve(queue, request, 3.0, duration_s=3.0)
+    put_back(queue, request, 3.0)
+    queue.tell(Seen(Kind.TIMER, 12.9))
+    assert queue.rank(request) == (2, 3.0)
+    queue.tell(Seen(Kind.TIMER, 13.0))
+    assert queue.rank(request) == (0, 3.0)
+    enter(queue, request, 13.0)
+    serve(queue, request, 14.0)
+    assert queue.rank(request) == (0, 3.0)
+    serve(queue, request, 15.0)
+    assert queue.rank(request) == (1, 15.0)
     queue.tell(Seen(Kind.TIMER, 60.0))  # it runs: who runs does not starve
-    assert queue.rank(request) == (1, 12.0)
+    assert queue.rank(request) == (1, 15.0)
     queue.tell(Seen(Kind.FINISHED, 60.0, request))
     assert queue._state.by_id == {}
 

@@ -45,6 +45,7 @@ def test_the_watermark_is_a_share_of_the_pool_rounded_down():
     assert free_at_least(0.01, 100) == 4
     assert free_at_least(0.1, 59) == 8
     assert free_at_least(0.0, 10) == 3
+    assert Watermark(0.5).refusal(None, make(), MemoryView(10, 3, 3)) is None  # nothing else runs
 
 
 def test_a_prompt_enters_only_when_all_of_it_finds_blocks():

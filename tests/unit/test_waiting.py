@@ -15,6 +15,7 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import (
     RuleBasedStateMachine,
+    initialize,
     invariant,
     precondition,
     rule,
@@ -43,6 +44,9 @@ ORDERS = {
     "Aging of Vtc": Aging(inner="vtc", rate=2.0),
 }
 COVERED: Counter[str] = Counter()
+SHAPES = st.tuples(  # prompt tokens, client, priority, output tokens
+    st.integers(1, 9), st.sampled_from("abc"), st.integers(0, 2), st.none() | st.integers(1, 6)
+)
 
 
 def requests(*lengths, arrivals=None):
@@ -88,13 +92,14 @@ class QueueMachine(RuleBasedStateMachine):
         self.queue.remove(request)
         self.waiting.remove(request)
 
-    @rule(
-        length=st.integers(1, 9),
-        client=st.sampled_from("abc"),
-        priority=st.integers(0, 2),
-        outputs=st.none() | st.integers(1, 6),
-    )
-    def arrive(self, length, client, priority, outputs):
+    @initialize(shapes=st.lists(SHAPES, min_size=6, max_size=9))
+    def arrive_at_once(self, shapes):
+        for shape in shapes:
+            self.arrive(shape)
+
+    @rule(shape=SHAPES)
+    def arrive(self, shape):
+        length, client, priority, outputs = shape
         origin = Origin(client=client, priority=priority, num_true_output_tokens=outputs)
         request = make_request(
             length, intake=self.intake, arrival_s=self.now_s, origin=origin, max_tokens=16
@@ -130,6 +135,12 @@ class QueueMachine(RuleBasedStateMachine):
                 return  # the walk is left in the middle
             if data.draw(st.booleans()):  # others look while it goes on
                 assert self.queue.head() is next(iter(self.queue), None)
+            ahead = [other for other in self.waiting if other not in met]
+            if ahead and data.draw(st.booleans()):  # and one that is ahead of it goes
+                aborted = data.draw(st.sampled_from(ahead))
+                self.take(aborted)
+                self.tell(Kind.FINISHED, aborted)
+                COVERED["aborted ahead of a walk"] += 1
         COVERED["walked to the end"] += 1
 
     @precondition(lambda self: self.running)
@@ -147,6 +158,7 @@ class QueueMachine(RuleBasedStateMachine):
     def preempt(self, data):
         request = data.draw(st.sampled_from(self.running))
         self.running.remove(request)
+        request.num_preemptions += 1
         self.tell(Kind.PREEMPTED, request)
         self.queue.push(request)
         self.waiting.append(request)
@@ -181,6 +193,7 @@ class QueueMachine(RuleBasedStateMachine):
         for request in (*self.waiting, *self.running):
             assert self.queue.rank(request) == self.order.key(self.state, request)
         COVERED["deep"] += len(ranked) > 6
+        COVERED["preempted"] += any(request.num_preemptions for request in self.waiting)
 
 
 @pytest.mark.parametrize("order", ORDERS.values(), ids=ORDERS)
@@ -190,16 +203,15 @@ def test_the_queue_is_a_sorted_list_whatever_happens(order, monkeypatch):
     run_state_machine_as_test(
         type("Machine", (QueueMachine,), {"order": order}),
         settings=settings(
-            max_examples=40,
+            max_examples=80,
             stateful_step_count=30,
             deadline=None,
             suppress_health_check=list(HealthCheck),
         ),
     )
-    assert COVERED["walked to the end"] >= 3
-    assert COVERED["deep"] >= 3
-    if order is MLFQ:
-        assert COVERED["timer"] >= 3
+    for what in ("walked to the end", "aborted ahead of a walk", "deep", "preempted"):
+        assert COVERED[what] >= 3, COVERED
+    assert COVERED["timer"] >= 3 or order is not MLFQ, COVERED
 
 
 def test_order_is_by_key_then_by_submission():
@@ -339,11 +351,9 @@ def light_queue(order, num_waiting):
 def one_step(queue, arriving):
     """What a step asks of the queue: some enter and are served, one is refused, some arrive."""
     start = time.perf_counter()
-    num_taken = 0
-    for request in queue:
+    for num_taken, request in enumerate(queue):
         if num_taken == len(arriving):
             break
-        num_taken += 1
         queue.remove(request)
         queue.tell(Seen(Kind.ENTERED, 0.0, request))
         queue.tell(Seen(Kind.SERVED, 0.0, request, 2, 1, 1.0))

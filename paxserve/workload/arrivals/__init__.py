@@ -11,7 +11,7 @@ import numpy as np
 
 class Arrivals(Protocol):
     """Says when conversations start. Fewer starts than conversations close the loop: each start is
-    a user, who starts the next of his conversations `think_s` after the end of the one before.
+    a user, who starts the next of their conversations `think_s` after the end of the one before.
     """
 
     @property

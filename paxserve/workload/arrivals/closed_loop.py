@@ -1,7 +1,7 @@
 """A fixed number of users, each waiting for an answer before asking again.
 
 Source: the closed system model of Schroeder, Wierman and Harchol-Balter, "Open versus closed: a
-cautionary tale", NSDI 2006. Each user has a list of questions of his own, where load generators
+cautionary tale", NSDI 2006. Each user has a list of questions of their own, where load generators
 often hand out the next question to whoever is free.
 """
 

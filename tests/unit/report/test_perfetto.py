@@ -3,7 +3,9 @@
 import gzip
 import json
 from collections import defaultdict
+from dataclasses import replace
 
+import pandas as pd
 import pytest
 from builders import make_engine, prompt_ids, run_to_end, submit
 from saved_runs import SHORT_OF_MEMORY, save, serve
@@ -147,6 +149,23 @@ def test_a_life_in_full(tmp_path):
         ("chunk of 4", 1.0, 2.0),
         ("decoding", 2.0, 5.0),
     ]
+
+
+def test_times_count_from_the_first_arrival(tmp_path):
+    run = serve(tmp_path / "run", [1, 1], arrivals=[100.0, 103.5])
+    found = request_spans(run)
+    assert [spans[0].start_s for spans in found.values()] == [0.0, 3.5]
+    assert [spans[-1].end_s for spans in found.values()] == [1.0, 4.5]
+    assert min(event["ts"] for event in trace_events(run) if event["ph"] == "C") == 0.0
+
+
+def test_a_request_of_two_sequences_runs_once(tmp_path):
+    run = serve(tmp_path / "run", [3])
+    twice = run.decisions[run.decisions["kind"] == "entered"]
+    log = pd.concat([run.decisions[:2], twice.assign(row=1), run.decisions[2:]])
+    assert log["kind"].tolist()[:3] == ["arrived", "entered", "entered"]
+    assert request_spans(replace(run, decisions=log)) == request_spans(run)
+    assert [span.name for span in request_spans(run)["0"]].count("running") == 1
 
 
 def test_compilations_lie_in_their_steps(tmp_path):

@@ -83,6 +83,8 @@ def test_a_run_is_named_by_what_is_unusual_about_it(run):
         "prefix_cache": "radix",
         "victim": "Mine",
     }
+    assert named(gate="").policies == run.policies
+    assert named(gate="watermark,mine:Own").policies["gate"] == "watermark+Own"
     assert labels([run, named(batching="static")]) == ["run (chunked_prefill)", "run (static)"]
     assert labels([run, odd]) == ["run", "run (Fair, radix, Mine)"]
     assert labels([run, replace(run, name="again")]) == ["run", "again"]

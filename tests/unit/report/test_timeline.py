@@ -73,6 +73,27 @@ def test_requests_that_never_entered_leave_no_trace(tmp_path):
     assert timeline(log) == Timeline(2, 1.0, ())
 
 
+def test_a_request_of_two_sequences_is_in_two_rows(tmp_path):
+    """One sequence gives up its row before the other; then the request is released as a whole."""
+    log = with_log(
+        serve(tmp_path / "run", [1]),
+        (0.0, "entered", "a", 0),
+        (0.0, "entered", "a", 1),
+        (2.0, "released", "a", 0),
+        (2.0, "entered", "b", 0),
+        (4.0, "finished", "a", -1),
+        (5.0, "released", "a", -1),
+        (6.0, "entered", "c", 0),
+        (7.0, "preempted", "c", 0),
+    )
+    assert timeline(log).stays == (
+        Stay(0, "a", 0.0, 2.0, 2.0),
+        Stay(1, "a", 0.0, 4.0, 5.0),
+        Stay(0, "b", 2.0, 6.0, 6.0),  # nobody said that it left, but another entered
+        Stay(0, "c", 6.0, 7.0, 7.0),
+    )
+
+
 def pixels_of(image, colour):
     rgb = np.array([int(colour[i : i + 2], 16) for i in (1, 3, 5)])
     return (np.abs(image[..., :3] * 255 - rgb).max(-1) < 2).sum()

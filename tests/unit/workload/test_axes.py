@@ -231,9 +231,10 @@ def test_clients_and_priorities_are_shared_out():
     taken = take_all(opened("synthetic", num_clients=2, num_priorities=3, **settings))
     _, counts = np.unique([a.origin.client for a in taken], return_counts=True)
     assert counts == pytest.approx([1500, 1500], rel=0.1)
-    priorities, counts = np.unique([a.origin.priority for a in taken], return_counts=True)
-    assert priorities.tolist() == [0, 1, 2]
-    assert counts == pytest.approx([1000] * 3, rel=0.1)
+    pairs = [(int(a.origin.client[-1]), a.origin.priority) for a in taken]
+    found, counts = np.unique(pairs, axis=0, return_counts=True)
+    assert found.tolist() == [list(pair) for pair in itertools.product((0, 1), (0, 1, 2))]
+    assert counts == pytest.approx([500] * 6, rel=0.15)
     assert {a.origin.client for a in take_all(opened("synthetic", **settings))} == {""}
 
 

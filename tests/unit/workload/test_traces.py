@@ -250,7 +250,8 @@ def bad_rows():
 
 
 @pytest.mark.parametrize(("stem", "lines", "line", "name", "shown"), list(bad_rows()), ids=str)
-def test_a_bad_row_is_named(tmp_path, stem, lines, line, name, shown):
+def test_a_bad_row_is_named(tmp_path, monkeypatch, stem, lines, line, name, shown):
+    monkeypatch.setattr(json_array, "NUM_CHARS", 8)
     path = write_lines(tmp_path / "bad.txt", *lines)
     arrivals = {} if stem == "jsonl" else {"arrivals": part("arrivals", "all_at_once")}
     with pytest.raises(ValueError, match=rf"bad\.txt line {line}\b") as raised:
