@@ -241,5 +241,6 @@ class Ledger:
         head = batch.waiting.head()
         if head is None or not batch.policies.placement.contiguous:
             return 0
-        num_needed = batch.tables.num_blocks_needed(head, head.num_remaining_tokens)
-        return batch.pool.free_space.num_unfit(num_needed * len(head.live))
+        longest = max([sequence.num_remaining_tokens for sequence in head.live])
+        num_needed = batch.tables.num_blocks_needed(head, longest)  # in one run per sequence
+        return batch.pool.free_space.num_unfit(num_needed)
