@@ -50,10 +50,10 @@ class Admitting:
         """
         if request in self._draft.dropped:
             return Refusal(Reason.BLOCKS)
-        if len(request.live) > len(self._batch.free_rows):
-            return Refusal(Reason.ROWS)
         if num_budget < 1:
             return Refusal(Reason.BUDGET)
+        if len(request.live) > len(self._batch.free_rows):
+            return Refusal(Reason.ROWS)
         hits = self._open(request)
         answer = self._claim(request, num_tokens, num_budget, hits, computes=computes)
         if isinstance(answer, Refusal):

@@ -133,7 +133,7 @@ def _forget_replaced(
 
 
 def _is_no_setting(key: str) -> bool:
-    return key in ("experiment", "run", "run_dir", "seed") or key.startswith("custom.")
+    return key in ("baseline", "experiment", "run", "run_dir", "seed") or key.startswith("custom.")
 
 
 def _key(override: str) -> str:

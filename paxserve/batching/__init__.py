@@ -14,6 +14,7 @@ from typing import Literal, NamedTuple, Protocol
 
 from paxserve.limits import Limits
 from paxserve.request import Request
+from paxserve.step import StepPlan
 
 
 class Reason(StrEnum):
@@ -33,7 +34,8 @@ class Admit(NamedTuple):
 
 
 class Grant(NamedTuple):
-    """Compute the next `num_tokens` of a request in this step; a waiting one is admitted first.
+    """Compute at most the next `num_tokens` of a request; a waiting one is admitted first, and what
+    the prefix cache holds of it need not be computed.
 
     Refused if less than `num_kept` of the budget would be left for others.
     """
@@ -68,6 +70,7 @@ class View(Protocol):
     """What a policy may look at; always current, also between two proposals."""
 
     limits: Limits
+    previous: StepPlan | None  # the step planned before this one
 
     @property
     def running(self) -> tuple[Request, ...]:
@@ -96,6 +99,14 @@ class Batching(Protocol):
         """One step."""
 
 
+def is_prompt(request: Request) -> bool:
+    """Whether a running request has not reached the tokens sampled in its row: its prompt, or what
+    it resumed with, is still being computed, be it the last token of it.
+    """
+    sequence = request.sequences[0]
+    return sequence.num_computed_tokens < sequence.num_entry_tokens
+
+
 def split(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     """Those that need exactly one token computed per sequence, and those that need more."""
     decodes: list[Request] = []
@@ -108,3 +119,44 @@ def split(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
             is_decode = request.is_decode
         (decodes if is_decode else prompts).append(request)
     return decodes, prompts
+
+
+def chunk_of(request: Request, view: View, threshold: int) -> int:
+    """Tokens to ask for: what is left of the request, of the budget, and of `threshold` unless that
+    is 0. At least 1, so that the scheduler says why there is none.
+    """
+    num_tokens = min(request.num_remaining_tokens, max(view.budget_left, 1))
+    return min(num_tokens, threshold) if threshold else num_tokens
+
+
+def enter_in_chunks(
+    view: View, *, threshold: int, max_num_partial: int
+) -> Generator[Proposal, Verdict, None]:
+    """Admit in order, with as much of each prompt as fits, until one is refused.
+
+    A prompt that would be one more than `max_num_partial` begun and unfinished ones waits, and so
+    do those behind it; 0 is no limit.
+    """
+    num_partial = sum(map(is_prompt, view.running)) if max_num_partial else 0
+    for request in view.waiting():
+        num_tokens = chunk_of(request, view, threshold)
+        is_whole = num_tokens == request.num_remaining_tokens
+        if max_num_partial and num_partial >= max_num_partial and not is_whole:
+            break
+        verdict = yield Grant(request, num_tokens)
+        if verdict.refused:
+            break
+        num_partial += is_prompt(request)
+
+
+def check_chunk_limits(**limits: int) -> None:
+    """Refuse knobs that are not a count of tokens or prompts.
+
+    Raises:
+        ValueError: names the knob and its value.
+    """
+    for name, value in limits.items():
+        if type(value) is not int or not 0 <= value < 2**31:
+            raise ValueError(
+                f"{name} must be a whole number from 0 (no limit) to 2**31 - 1, got {value!r}"
+            )

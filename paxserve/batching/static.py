@@ -10,7 +10,7 @@ that grows (theirs is `max`) a member short of memory is preempted and joins the
 from collections.abc import Generator
 from dataclasses import dataclass
 
-from paxserve.batching import Admit, Decodes, Grant, Proposal, Verdict, View, split
+from paxserve.batching import Admit, Decodes, Grant, Proposal, Verdict, View, is_prompt
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,7 +27,7 @@ class Static:
                 verdict = yield Admit(request, request.num_remaining_tokens)
                 if verdict.refused:
                     break
-        decodes, prompts = split(view.running)
+        prompts = [request for request in view.running if is_prompt(request)]
         num_granted = 0
         for request in prompts:
             verdict = yield Grant(request, request.num_remaining_tokens)
@@ -35,4 +35,4 @@ class Static:
                 break
             num_granted += verdict.num_tokens
         if not num_granted:
-            yield Decodes(decodes)
+            yield Decodes([request for request in view.running if not is_prompt(request)])

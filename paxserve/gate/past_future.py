@@ -65,7 +65,7 @@ class PastFuture:
             return None
         peak = peak_blocks(
             [
-                (sequence.num_known_tokens, _num_remaining(state, each))
+                (len(sequence.token_ids), _num_remaining(state, each))
                 for each in (*memory.running, request)
                 for sequence in each.sequences
             ],

@@ -1,8 +1,9 @@
 """Admit if a share of what the running requests may still produce stays free for them.
 
 Source: SGLang's `schedule_policy` (PrefillAdder) and its new-token ratio: it starts at 0.7, falls
-in 600 steps to 0.14 of that, and rises when a request had to be retracted. Differs: a preemption
-sets it back to its start instead of to an estimate from the outputs so far.
+in 600 steps to 0.14 of that, and rises when a request had to be retracted. Who entered in this step
+counts in full. Differs: a preemption sets it back to its start instead of to an estimate from the
+outputs so far.
 """
 
 from dataclasses import dataclass
@@ -62,7 +63,12 @@ class TokenRatio:
         """See `Gate.refusal`."""
         if not memory.running:
             return None
-        kept = state.value * sum([self._num_to_come(running) for running in memory.running])
+        kept = sum(
+            [
+                self._num_to_come(running) * (1 if _is_newcomer(running) else state.value)
+                for running in memory.running
+            ]
+        )
         num_blocks = max(memory.num_needed, memory.num_needed_for_all)
         num_wanted = num_blocks * memory.block_size + self._num_to_come(request)
         num_free = memory.num_free * memory.block_size
@@ -77,3 +83,9 @@ class TokenRatio:
         """Tokens that it may still produce, in all its sequences."""
         most = request.max_known_tokens - request.num_prompt_tokens - request.num_output_tokens
         return min(most, self.clip_tokens) * len(request.sequences)
+
+
+def _is_newcomer(running: Request) -> bool:
+    """Whether this step samples for it: where prompts go first, it entered in this step."""
+    sequence = running.sequences[0]
+    return sequence.num_known_tokens > len(sequence.token_ids)

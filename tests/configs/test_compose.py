@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import pytest
+from baselines.composed import missing
 from omegaconf import OmegaConf
 
 from kernels_pallas.paged_attention import BACKENDS
@@ -81,10 +82,12 @@ def test_every_group_is_in_the_defaults_list():
 
 @pytest.mark.parametrize(("group", "stem"), OPTIONS, ids="=".join)
 def test_every_option_composes(group, stem):
+    if group == "baseline" and (absent := missing(stem)):
+        pytest.skip(f"waits for {', '.join(absent)}")
     overrides = [f"{group}={stem}", *MORE.get((group, stem), [])]
     plain, chosen, explicit = compose_config(overrides)
     assert chosen[group] == stem
-    if group not in ("experiment", "run"):
+    if group not in ("baseline", "experiment", "run"):
         assert explicit[0] == group
         values = OmegaConf.to_container(OmegaConf.load(CONFIGS / group / f"{stem}.yaml")) or {}
         found = (plain.get(group) or {}).keys()
@@ -95,7 +98,7 @@ def test_every_option_composes(group, stem):
 def test_a_file_opens_with_a_comment_and_is_short(group, stem):
     lines = (CONFIGS / group / f"{stem}.yaml").read_text(encoding="ascii").splitlines()
     assert lines[0].startswith("# ")
-    assert group == "experiment" or len(lines) <= 15
+    assert group == "experiment" or len(lines) <= (20 if group == "baseline" else 15)
     if group == "experiment":
         text = "\n".join(lines)
         for word in ("# Question:", "# Expected:", "# Command:", f"experiment={stem}", "minute"):

@@ -1,0 +1,66 @@
+"""The policies that `configs/baseline/` composes, read without Hydra; and what of them is not there
+yet, so that a test can wait for it.
+"""
+
+import dataclasses
+from functools import cache
+from typing import Any
+
+from axes import ROOT, policy_class, stems, yaml_values
+from omegaconf import OmegaConf
+
+from paxserve.policies import Policies
+
+BASELINES = sorted(path.stem for path in (ROOT / "configs" / "baseline").glob("*.yaml"))
+FIELD_OF = {"gate": "gates"}
+
+
+@cache
+def baseline_file(name: str) -> dict[str, Any]:
+    """A baseline's config file, as it stands."""
+    path = ROOT / "configs" / "baseline" / f"{name}.yaml"
+    return dict(OmegaConf.to_container(OmegaConf.load(path)))  # type: ignore[arg-type]
+
+
+def choices(name: str) -> dict[str, str | list[str]]:
+    """What a baseline overrides: the choice of each axis, a list for the gates."""
+    return {
+        key.removeprefix("override /"): choice
+        for entry in baseline_file(name)["defaults"]
+        for key, choice in entry.items()
+    }
+
+
+def missing(name: str) -> list[str]:
+    """Choices of a baseline that are not there yet, as `axis=choice`."""
+    fields = {field.name for field in dataclasses.fields(Policies)}
+    absent = []
+    for axis, chosen in choices(name).items():
+        for choice in chosen if isinstance(chosen, list) else [chosen]:
+            is_known = FIELD_OF.get(axis, axis) in fields and choice in stems(axis)
+            if not is_known and choice != "none":
+                absent.append(f"{axis}={choice}")
+    return absent
+
+
+def baseline_policies(
+    name: str, settings: dict[str, dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    """Arguments of `Policies` for a baseline; `settings` by choice differ from its config files."""
+    made: dict[str, Any] = {}
+    for axis, chosen in choices(name).items():
+        loaded = [
+            policy_class(axis, choice)(**_values(axis, choice) | (settings or {}).get(choice, {}))
+            for choice in (chosen if isinstance(chosen, list) else [chosen])
+            if choice in stems(axis)
+        ]
+        if isinstance(chosen, list):
+            made[FIELD_OF[axis]] = tuple(loaded)
+        elif loaded:
+            made[axis] = loaded[0]
+    return made
+
+
+@cache
+def _values(axis: str, choice: str) -> dict[str, Any]:
+    return yaml_values(axis, choice) or {}
