@@ -88,7 +88,7 @@ class Row:
         )
 
 
-class Missing(Exception):  # noqa: N818 - a state of the machine, not a mistake
+class Missing(Exception):
     """A data set or a model that a row needs is not here."""
 
 

@@ -46,12 +46,16 @@ A4 = Row(
     "The textbook loop: retire, admit, preempt the newest when one cannot grow (to the front of "
     "the queue, its tokens recomputed), one forward pass, append",
     {
-        "step 1": "R1+3 R2+2; waits R3",
-        "step 2": "R1+1 R2+1; waits R3",
-        "step 3": "R1+1; waits R2 R3; preempts R2",
-        "step 4": "R1+1; waits R2 R3; ends R1",
-        "step 5": "R2+4 R3+2; ends R2",
-        "step 6": "R3+1; ends R3",
+        "step 1": "R1+3 R2+2; waits R3 R4",
+        "step 2": "R1+1 R2+1; waits R3 R4; ends R1",
+        "step 3": "R2+1 R3+3; waits R4",
+        "step 4": "R2+1; waits R3 R4; preempts R3",
+        "step 5": "R2+1; waits R3 R4",
+        "step 6": "R2+1; waits R3 R4; ends R2",
+        "step 7": "R3+4 R4+2",
+        "step 8": "R3+1; waits R4; preempts R4",
+        "step 9": "R3+1; waits R4; ends R3",
+        "step 10": "R4+3; ends R4",
     },
 )
 
@@ -93,7 +97,10 @@ def head_of_line(scale: Scale) -> Iterator[Claim]:
 
 
 def textbook(scale: Scale) -> Iterator[Claim]:
-    """A4: two rows and four blocks of two slots, so that R1's growth costs R2 its memory."""
+    """A4: two rows and four blocks of two slots, so that R2's growth costs R3 its memory, and later
+    R3's costs R4. Worked out by hand: R1 has 3 prompt and 2 output tokens, R2 2 and 6, R3 3 and 4,
+    R4 2 and 2.
+    """
     limits = make_limits(
         max_num_seqs=2, max_num_batched_tokens=64, max_model_len=8, block_size=2, num_blocks=5
     )
@@ -109,7 +116,7 @@ def textbook(scale: Scale) -> Iterator[Claim]:
         lines[f"step {plan.step_id}"] = line
 
     watch(engine, see)
-    for name, num_prompt, num_output in (("R1", 3, 4), ("R2", 2, 3), ("R3", 2, 2)):
+    for name, num_prompt, num_output in (("R1", 3, 2), ("R2", 2, 6), ("R3", 3, 4), ("R4", 2, 2)):
         ask(engine, num_prompt, num_output, name=name)
     for _ in steps_of(engine):
         pass
@@ -144,8 +151,10 @@ def _num_dead_steps(engine: Engine, name: str) -> int:
     """Steps after its end in which a request's memory was held; the ledger must have seen it."""
     end, release = _step(engine, Kind.FINISHED, name), _step(engine, Kind.RELEASED, name)
     slots = engine.ledger.steps()
-    return sum(end < record.step_id <= release and held.held > 0
-               for record, held in zip(engine.steps, slots, strict=True))
+    return sum(
+        end < record.step_id <= release and held.held > 0
+        for record, held in zip(engine.steps, slots, strict=True)
+    )
 
 
 def _most_held(engine: Engine) -> int:

@@ -2,8 +2,8 @@
 
 A server is started, serves a queue that never empties, and is restarted with what is left of it,
 several times over. Reservation (the true lengths) and requests are the same for both placements.
-Prompts are log-uniform, outputs short and independent of them, so that the mix of requests that
-run does not drift with time by itself. Source: Kwon et al., SOSP'23, section 3.1.
+Prompts are of any length up to 1,000, outputs short and independent of them, so that the mix of
+requests that run does not drift with time by itself. Source: Kwon et al., SOSP'23, section 3.1.
 """
 
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ class Stage(NamedTuple):
 
 def churn(scale: Scale) -> Iterator[Claim]:
     """B4."""
-    num_lives = scale.of(12, 4)
+    num_lives = scale.of(12, 5)
     lengths = _lengths((num_lives + 1) * _QUEUE)
     contiguous = _lives("first_fit", lengths, num_lives)
     paged = _lives("paged", lengths, num_lives)
@@ -82,7 +82,7 @@ def churn(scale: Scale) -> Iterator[Claim]:
 
 def _lengths(num_requests: int) -> list[Length]:
     rng = stream(_SEED, Stream.LENGTHS)
-    prompts = np.exp(rng.uniform(np.log(16), np.log(1500), num_requests)).astype(int)
+    prompts = rng.integers(16, 1000, num_requests)
     outputs = rng.integers(20, 180, num_requests)
     return [Length(*pair) for pair in zip(prompts.tolist(), outputs.tolist(), strict=True)]
 

@@ -5,6 +5,7 @@ holds p + o - 1 slots at its end. Contiguous runs are laid out in blocks of one 
 """
 
 from collections.abc import Iterator
+from typing import NamedTuple
 
 from paxserve.claims import Claim, Row, Scale
 from paxserve.claims.constant import Constant
@@ -39,6 +40,7 @@ B3 = Row(
     {
         "free slots": 1700,
         "gaps": [600, 550, 300, 250],
+        "free slots of no use to it": 1700,
         "contiguous": "held back: blocks",
         "paged": "served",
     },
@@ -48,6 +50,14 @@ B9 = Row(
     "Growth on demand: a new block only when the last one is full",
     {"steps with other than ceil(tokens / 16) blocks": 0},
 )
+
+
+class _Arrival(NamedTuple):
+    """What a request finds: the gaps, free slots in no gap long enough, and what becomes of it."""
+
+    gaps: list[int]
+    num_unfit: int
+    outcome: str
 
 
 def one_request(scale: Scale) -> Iterator[Claim]:
@@ -78,13 +88,14 @@ def one_request(scale: Scale) -> Iterator[Claim]:
 def fragmentation(scale: Scale) -> Iterator[Claim]:
     """B3: ten requests lie side by side, every other one ends, and one more arrives."""
     found = {placement: _with_gaps(placement) for placement in ("first_fit", "paged")}
-    free, gaps, outcome = found["first_fit"]
+    contiguous, paged = found["first_fit"], found["paged"]
     yield B3.measured(
         {
-            "free slots": free,
-            "gaps": gaps,
-            "contiguous": outcome,
-            "paged": found["paged"][2] if found["paged"][0] == free else "other memory",
+            "free slots": sum(contiguous.gaps),
+            "gaps": contiguous.gaps,
+            "free slots of no use to it": contiguous.num_unfit,
+            "contiguous": contiguous.outcome,
+            "paged": paged.outcome if paged.gaps == contiguous.gaps else f"gaps {paged.gaps}",
         }
     )
 
@@ -113,8 +124,7 @@ def _serve_300(engine: Engine) -> list[SlotCounts]:
     return engine.ledger.steps()
 
 
-def _with_gaps(placement: str) -> tuple[int, list[int], str]:
-    """Free slots and gaps between tables when the last request arrives, and what becomes of it."""
+def _with_gaps(placement: str) -> "_Arrival":
     ending, staying = (600, 550, 300, 250), (900, 800, 700, 650)
     num_slots = sum(ending) + sum(staying)
     limits = make_limits(
@@ -125,24 +135,22 @@ def _with_gaps(placement: str) -> tuple[int, list[int], str]:
     for short, long in zip(ending, staying, strict=True):
         ask(engine, short - 1, 2)
         ask(engine, long - 99, 100)
-    late = None
-    for step in range(6):
-        if step == 3:
-            gaps = _gaps(engine)
-            late = ask(engine, 1150, 51, name="late")
+    for _ in range(2):
         engine.step()
-    assert late is not None
+    gaps = _gaps(engine)
+    late = ask(engine, 1150, 51)
+    engine.step()
+    num_unfit = engine.ledger.steps()[-1].free_unfit
     if late.state is State.RUNNING:
-        return sum(gaps), gaps, "served"
-    refusals = [event for event in engine.events if event.kind is Kind.HELD_BACK]
-    return sum(gaps), gaps, f"held back: {refusals[-1].detail}"
+        return _Arrival(gaps, num_unfit, "served")
+    refused = [event for event in engine.events if event.kind is Kind.HELD_BACK]
+    return _Arrival(gaps, num_unfit, f"held back: {refused[-1].detail}")
 
 
 def _gaps(engine: Engine) -> list[int]:
     """Lengths of the runs of slots that no table holds, in order of address."""
-    batch = engine.scheduler.batch
-    batch.release()
-    taken = {b for request in batch.running for b in request.sequence.block_table}
+    running = engine.scheduler.batch.running
+    taken = {b for request in running for b in request.sequence.block_table}
     gaps = [0]
     for slot in range(1, engine.limits.num_blocks):
         if slot in taken:

@@ -52,8 +52,10 @@ def sizing(scale: Scale) -> Iterator[Claim]:
     num_bytes = _bytes_per_block(LLAMA_3_70B) // _BLOCK_SIZE
     yield D1.measured(
         {
-            "bytes per token and layer": _bytes_per_block(replace(LLAMA_3_70B, num_layers=1,
-                layer_windows=())) // _BLOCK_SIZE,
+            "bytes per token and layer": _bytes_per_block(
+                replace(LLAMA_3_70B, num_layers=1, layer_windows=())
+            )
+            // _BLOCK_SIZE,
             "bytes per token": num_bytes,
             "GiB per 4,096 tokens": num_bytes * NUM_TOKENS / GIB,
         }
@@ -88,9 +90,7 @@ def _num_at_once(config: ModelConfig) -> int:
         memory_utilization=1.0,
         kv_cache_memory_bytes=SPARE_BYTES + bytes_per_block,  # beside the null block
     )
-    limits = make_limits(
-        max_num_seqs=256, max_model_len=NUM_TOKENS, num_blocks=size.num_blocks
-    )
+    limits = make_limits(max_num_seqs=256, max_model_len=NUM_TOKENS, num_blocks=size.num_blocks)
     engine = make_engine(limits, policies(reservation="max"), executor=Constant())
     for _ in range(limits.max_num_seqs):
         ask(engine, 8, 2)
