@@ -36,9 +36,7 @@ class Batch:
         self.limits = limits
         self.policies = policies
         self.pool = self._new_pool()
-        self.tables = BlockTables(
-            pool=self.pool, reservation=policies.reservation, limits=limits
-        )
+        self.tables = BlockTables(pool=self.pool, reservation=policies.reservation, limits=limits)
         self.host_pool = HostPool(limits.num_host_blocks)
         self.waiting = WaitingQueue(policies.admission)
         self.gates = Gates(policies.gates)

@@ -17,12 +17,13 @@ from paxserve.step import BlockCopy, RowEntry, RowPlan, StepPlan, TableWrite
 class StepDraft:
     """Invariant: tokens of `rows` + `budget_left` == max_num_batched_tokens.
 
-    rows: what is computed, by sequence id. chunks: those that got more than one token. unwritten: sequence ids of rows that only read again.
-    touched: sequences whose table may have changed. newcomers: requests that entered in this step,
-    and the blocks that are swapped in for them. started: sequences that took over their source's
-    blocks in this step. published: blocks that a request offered to the prefix cache in this step;
-    hits: newcomers that found such a block. dropped: requests that were preempted, held back or
-    ended in this step; they are not granted anything any more.
+    rows: what is computed, by sequence id. chunks: those that got more than one token. unwritten:
+    sequence ids of rows that only read again. touched: sequences whose table may have changed.
+    newcomers: requests that entered in this step, and the blocks that are swapped in for them.
+    started: sequences that took over their source's blocks in this step. published: blocks that a
+    request offered to the prefix cache in this step; hits: newcomers that found such a block.
+    dropped: requests that were preempted, held back or ended in this step; they are not granted
+    anything any more.
     """
 
     budget_left: int
@@ -47,7 +48,9 @@ class StepDraft:
             return None
         self._settle_newcomers(batch, events)
         self._log_chunks(batch, events)
-        places = {sequence_id: i for i, sequence_id in enumerate(self.rows)} if self.unwritten else {}
+        places = (
+            {sequence_id: i for i, sequence_id in enumerate(self.rows)} if self.unwritten else {}
+        )
         return StepPlan(
             step_id=step_id,
             rows=tuple(self.rows.values()),

@@ -140,7 +140,7 @@ class Ledger:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether nothing is held beyond what is computed, so that promises need not be looked at."""
+        """Whether nothing is held beyond what is computed: no promise need be looked at."""
         policies = self._batch.policies
         admits_alone = policies.placement.contiguous or policies.batching.release == "with_batch"
         return not (self._batch.tables.promises_ahead or admits_alone)

@@ -84,7 +84,8 @@ def replay(
     for name, asked in ((OWN, of_executor), (OTHER, overrides)):
         config, choices, explicit = settings_of(run, asked, arrivals)
         say(
-            f"replay under {'its own' if name == OWN else 'other'} policies: {len(arrivals)} requests"
+            f"replay under {'its own' if name == OWN else 'other'} policies: "
+            f"{len(arrivals)} requests"
         )
         done = experiment.run(
             config, choices=choices, explicit=explicit, say=say, progress=progress,

@@ -142,8 +142,7 @@ def _bars(uses: Mapping[str, Use], numbers: Mapping[str, int]) -> Claim:
     ]
     live = [use.live for use in uses.values()]
     sizes = [
-        f"{numbers[name]} requests and {use.num_steps} steps ({name})"
-        for name, use in uses.items()
+        f"{numbers[name]} requests and {use.num_steps} steps ({name})" for name, use in uses.items()
     ]
     note = f"{', '.join(sizes)}; the paper's sample is heavier (see B6), so Max is less full here"
     return B5.measured(measured, holds=all(is_near) and live == sorted(live), note=note)

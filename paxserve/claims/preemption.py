@@ -32,7 +32,9 @@ def preemption(scale: Scale) -> Iterator[Claim]:
     tight = {name: _serve(name, num_blocks=40) for name in ("recompute", "swap")}
     warnings = [warning for _, told, _ in tight.values() for warning in told]
     silent = [
-        name for name, (_, told, _) in tight.items() if not any(warning.startswith("preemption ") for warning in told)
+        name
+        for name, (_, told, _) in tight.items()
+        if not any(warning.startswith("preemption ") for warning in told)
     ]
     counts = {name: num_preempted for name, (_, _, num_preempted) in tight.items()}
     measured = {

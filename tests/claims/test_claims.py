@@ -35,7 +35,6 @@ from paxserve.cli import main
 from paxserve.kv.block_pool import BlockPool
 from paxserve.kv.block_table import BlockTables
 from paxserve.notices import Notices
-from paxserve.placement import buddy
 from paxserve.placement.first_fit import FirstFit
 from paxserve.placement.paged import Paged
 from paxserve.preempting import Preempting

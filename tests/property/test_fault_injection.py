@@ -147,7 +147,9 @@ def outputs(engine):
 
 def wrong_ones(engine, expected):
     """Requests whose tokens are not those expected; each of these says why it failed."""
-    wrong = [r for r, e, g in zip(engine.requests, expected, outputs(engine), strict=True) if e != g]
+    wrong = [
+        r for r, e, g in zip(engine.requests, expected, outputs(engine), strict=True) if e != g
+    ]
     assert all(r.finish_reason is FinishReason.ERROR and r.error for r in wrong)
     return wrong
 

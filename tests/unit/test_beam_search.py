@@ -67,7 +67,9 @@ class Tabled:
         self.results.append(StepResult(plan.step_id, tuple(outputs), 1.0))
 
     def best(self, context):
-        found = [(logprob_of(self.table, context, token), token) for token in range(self.vocab_size)]
+        found = [
+            (logprob_of(self.table, context, token), token) for token in range(self.vocab_size)
+        ]
         found.sort(key=lambda pair: (-pair[0], pair[1]))
         found = found[: self.num_top]
         tops = TokenLogprobs(found[0][0], 1, *zip(*[(t, p) for p, t in found], strict=True))

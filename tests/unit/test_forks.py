@@ -26,7 +26,10 @@ def plan(request, block_size=2):
 
 
 def claims(request, num_tokens):
-    return [(request.live.index(claim.sequence), claim.num_tokens) for claim in spread(request, num_tokens)]
+    return [
+        (request.live.index(claim.sequence), claim.num_tokens)
+        for claim in spread(request, num_tokens)
+    ]
 
 
 def test_samples_without_output_share_all_but_the_last_token_of_the_prompt_and_read_it_again():
