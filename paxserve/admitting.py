@@ -68,12 +68,7 @@ class Admitting:
         trunk = request.live[0]
         if trunk.host_blocks:
             return []
-        block_size = self._batch.limits.block_size
-        hits = self._batch.pool.index.match(
-            trunk.token_ids,
-            salt=request.origin.cache_salt,
-            num_blocks=(trunk.num_known_tokens - 1) // block_size,
-        )
+        block_size, hits = self._batch.limits.block_size, self._batch.hits(request)
         set_computed(trunk, len(hits) * block_size)
         if len(request.live) > 1 and self._batch.policies.shares:
             plan_forks(request, block_size=block_size)
@@ -180,6 +175,8 @@ class Admitting:
 
     def _note_hits(self, request: Request, hits: list[int]) -> None:
         request.num_cached_tokens = len(hits) * self._batch.limits.block_size
+        if not hits or not self._draft.published:
+            return
         published = {b for blocks in self._draft.published.values() for b in blocks}
         for block_id in published.intersection(hits):
             self._draft.hits.setdefault(block_id, []).append(request)

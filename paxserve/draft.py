@@ -59,7 +59,7 @@ class StepDraft:
             copies=tuple(copies),
             swap_in=tuple(swap_in),
             swap_out=tuple(self.swap_out),
-            unwritten=tuple([places[sequence_id] for sequence_id in self.unwritten]),
+            unwritten=tuple(sorted([places[sequence_id] for sequence_id in self.unwritten])),
         )
 
     def _settled_copies(self, batch: Batch, events: EventLog) -> list[BlockCopy]:
@@ -76,8 +76,9 @@ class StepDraft:
 
     def _settle_newcomers(self, batch: Batch, events: EventLog) -> None:
         for request in self.newcomers:
+            if not request.is_swapped:  # else nothing is looked for in the cache
+                batch.num_entered_tokens += request.trunk.num_entry_tokens
             batch.give_back_host_blocks(request)
-            batch.num_entered_tokens += request.live[0].num_entry_tokens
             request.num_hit_tokens += request.num_cached_tokens
             batch.num_hit_tokens += request.num_cached_tokens
             request.num_recomputed_tokens += max(

@@ -164,6 +164,21 @@ class Request:
         return self.sequences[0]
 
     @property
+    def trunk(self) -> Sequence:
+        """The first sequence that goes on, which others branch off; what policies look at."""
+        return self.live[0]
+
+    @property
+    def num_produced_tokens(self) -> int:
+        """Output tokens of one sequence that goes on; all have about as many."""
+        return len(self.live[0].token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the host holds what was computed."""
+        return bool(self.live[0].host_blocks)
+
+    @property
     def num_prompt_tokens(self) -> int:
         """Length of the prompt."""
         return len(self.prompt_token_ids)

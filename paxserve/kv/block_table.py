@@ -76,7 +76,7 @@ class BlockTables:
         """Give every claim slots that it may write; a sequence with a source takes over the blocks
         that it shares.
         """
-        if len(claims) > 1 and self.num_missing_blocks(request, claims) > self.pool.num_available:
+        if self.num_missing_blocks(request, claims) > self.pool.num_available:
             return False
         undo: list[tuple[Sequence, int, int, int]] = []
         for claim in claims:
