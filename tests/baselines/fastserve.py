@@ -1,5 +1,5 @@
 """FastServe: Orca's iterations, ranked by a feedback queue, over paged memory with swap. A request
-that waits takes row and memory of the last in rank, if they rank behind it and are enough.
+that waits takes row and memory of the last in rank, if these are behind it and enough.
 """
 
 from baselines.clockwork import Rule
@@ -12,9 +12,8 @@ class FastServe(Rule):
         self.queue = FeedbackQueue()
 
     def plan(self, waiting, running, now):
-        self.now = now
+        self.now, granted, preempted = now, [], []
         self.queue.look(waiting, now)
-        granted, preempted = [], []
         for task in list(running):
             while task in running and self.missing(task) > self.free(running):
                 self.swap_out(running[-1], waiting, running, preempted)
