@@ -14,7 +14,7 @@ from paxserve.models.load import LoadedModel
 from paxserve.notices import Notices, Say
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings
-from paxserve.sizing import num_host_blocks, pool_size
+from paxserve.sizing import check_host_pool, num_host_blocks, pool_size
 
 DEFAULT_BUDGET = 512
 
@@ -27,6 +27,7 @@ def real_engine(
     forks: bool,
     seed: int = 0,
     say: Say,
+    logs_blocks: bool = False,
 ) -> Engine:
     """An engine on JAX and the wall clock; not warmed up yet.
 
@@ -78,6 +79,11 @@ def real_engine(
         ),
     )
     policies.check(limits)
+    check_host_pool(
+        limits.num_host_blocks * size.bytes_per_block,
+        available_bytes=memory.free_host_bytes(),
+        other_bytes=size.num_bytes if platform == "cpu" else 0,
+    )
     say(f"kernel: {backend} on {platform}")
     say(str(size) + _override_note(settings))
     executor = Real(
@@ -105,6 +111,7 @@ def real_engine(
         ),
         tokenizer=model.tokenizer,
         notices=_notices(policies, status=say, say=say),
+        logs_blocks=logs_blocks,
     )
 
 
@@ -117,6 +124,7 @@ def scripted_engine(
     kv_bytes_per_token: int = 131_072,
     seed: int = 0,
     say: Say,
+    logs_blocks: bool = False,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
@@ -153,6 +161,7 @@ def scripted_engine(
         clock=VirtualClock(),
         intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
+        logs_blocks=logs_blocks,
     )
 
 

@@ -81,6 +81,7 @@ class Batch:
             self.groups.add(request)
         request.state = State.RUNNING
         request.admitted_seq = self._num_admitted
+        request.num_entry_output_tokens = request.num_output_tokens
         self._num_admitted += 1
         for sequence in request.live:
             sequence.row = heappop(self.free_rows)

@@ -7,6 +7,7 @@ devices, which kind of clock or executor it was given.
 
 from collections.abc import Iterator
 
+from paxserve.block_log import BlockLog
 from paxserve.clock import Clock
 from paxserve.events import EventLog
 from paxserve.executor import Executor
@@ -29,7 +30,7 @@ class Engine:
 
     `requests` are all that were ever accepted, in order of arrival; `steps` one record per
     executed step, beside `ledger.steps()`. These and `events` grow as long as the engine lives:
-    they are what an experiment is for.
+    they are what an experiment is for. `block_log` is None unless it is asked for.
     """
 
     def __init__(
@@ -42,6 +43,7 @@ class Engine:
         intake: Intake,
         tokenizer: Tokenizer | None = None,
         notices: Notices | None = None,
+        logs_blocks: bool = False,
     ) -> None:
         self.limits = limits
         self.clock = clock
@@ -49,6 +51,7 @@ class Engine:
         self.events = EventLog()
         self.scheduler = Scheduler(limits=limits, policies=policies, events=self.events)
         self.ledger = Ledger(self.scheduler.batch)
+        self.block_log = BlockLog(self.scheduler.batch) if logs_blocks else None
         self.requests: list[Request] = []
         self.steps: list[StepRecord] = []
         self._intake = intake
@@ -160,6 +163,8 @@ class Engine:
         result = self.executor.collect()
         clock.spend(result.duration_s)
         slots = self.ledger.record(result.duration_s)
+        if self.block_log is not None:
+            self.block_log.record(plan.step_id)
         record = StepRecord(
             step_id=plan.step_id,
             start_s=start_s,

@@ -13,7 +13,7 @@ from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
 from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
 from paxserve.draft import StepDraft
-from paxserve.events import EventLog, Kind
+from paxserve.events import UNASKED, EventLog, Kind
 from paxserve.forks import Claim, num_grantable, reads_again, spread
 from paxserve.policies import Policies
 from paxserve.preempting import Preempting
@@ -45,6 +45,7 @@ class StepInMaking:
         self._batch = batch
         self._policies = policies
         self._events = events
+        self._refused_head: Request | None = None
         self._admitting = Admitting(batch=batch, draft=draft, events=events)
         self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
         cache = policies.prefix_cache
@@ -100,7 +101,10 @@ class StepInMaking:
             )
         if not self._draft.rows:  # whoever was to be computed beside them made way
             self.preempt(newcomers, "")
-        return self._draft.to_plan(step_id, self._batch, self._events)
+        plan = self._draft.to_plan(step_id, self._batch, self._events)
+        if plan is not None:
+            self._note_silence()
+        return plan
 
     def _admit(self, request: Request, num_tokens: int) -> Verdict:
         """Static batching's way in: a row and memory, nothing computed yet."""
@@ -163,7 +167,7 @@ class StepInMaking:
     def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
         """A block for each table that is full; False if there may be too few."""
         tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
-        full = [request for i in _indices(offsets, 0) if tables.is_full((request := requests[i]))]
+        full = [request for i in _indices(offsets, 0) if tables.is_full(request := requests[i])]
         if not full:
             return True
         if len(full) > pool.num_available or policies.placement.contiguous:
@@ -196,9 +200,7 @@ class StepInMaking:
             if verdict.refused is Reason.BUDGET:
                 refused = Reason.BUDGET
                 break
-        return Verdict(
-            num_granted, refused=refused, num_preempted=draft.num_preempted - num_before
-        )
+        return Verdict(num_granted, refused=refused, num_preempted=draft.num_preempted - num_before)
 
     # How it is done.
 
@@ -342,11 +344,21 @@ class StepInMaking:
             ),
         )
 
+    def _note_silence(self) -> None:
+        """The head waits, and the batching policy has not asked for it."""
+        head = self._batch.waiting.head()
+        if head is None or head is self._refused_head or head in self._draft.dropped:
+            return
+        self._events.add(
+            Kind.HELD_BACK, head.request_id, num_tokens=head.num_remaining_tokens, detail=UNASKED
+        )
+
     def _refuse(
         self, request: Request, num_tokens: int, refusal: Refusal, num_preempted: int = 0
     ) -> Verdict:
         is_head = self._batch.waiting.head() is request
         if is_head and request not in self._draft.dropped:
+            self._refused_head = request
             reason, why = refusal
             self._events.add(
                 Kind.HELD_BACK,

@@ -46,6 +46,13 @@ class Policies:
         """Whether a running request may have to make way."""
         return self.reservation.grows or self.admission.displaces_running
 
+    def unread(self, *, is_forced: bool) -> set[str]:
+        """Axes whose choice is never asked, given the others; `is_forced`: preemption is forced
+        from outside.
+        """
+        unread = set() if self.prefix_cache.shares else {"eviction"}
+        return unread if self.can_preempt or is_forced else unread | {"victim", "preemption"}
+
     def check(self, limits: Limits) -> None:
         """Refuse combinations that cannot run.
 
@@ -99,6 +106,11 @@ class Policies:
             raise ValueError(
                 f"prefix_cache {_name(self.prefix_cache)} shares blocks between tables, but "
                 f"placement {_name(self.placement)} lays each table out as one run: use paged"
+            )
+        if isinstance(self.admission, Reordering) and self.placement.contiguous:
+            raise ValueError(
+                f"admission {_name(self.admission)} orders by what is cached, but placement "
+                f"{_name(self.placement)} lays each table out as one run, so nothing is: use paged"
             )
         if isinstance(self.admission, Reordering) and not self.prefix_cache.shares:
             raise ValueError(

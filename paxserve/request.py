@@ -116,7 +116,8 @@ class Request:
 
     `max_known_tokens` is the length, prompt included, at which a sequence ends. `stop_ids` are all
     ids that end one. `live` are the sequences that have not ended. `admitted_seq` numbers
-    admissions and is renewed on resume. `num_lost_tokens` were given up and not computed again yet.
+    admissions and is renewed on resume; it had `num_entry_output_tokens` then.
+    `num_lost_tokens` were given up and not computed again yet.
     `num_cached_tokens` were found in the prefix cache when it was last admitted, `num_hit_tokens`
     in all admissions together. Slot-seconds: KV slots times the time for which it had them, with
     computed tokens (live), promised, and held at all; `Ledger.settle` fills them in.
@@ -138,6 +139,7 @@ class Request:
     beams: "Beams | None" = None
     state: State = State.WAITING
     admitted_seq: int = -1
+    num_entry_output_tokens: int = 0
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     num_recomputed_tokens: int = 0

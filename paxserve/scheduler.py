@@ -232,7 +232,7 @@ class Scheduler:
                 step.preempt([request], why)
         self._to_preempt.clear()
         if every and self.events.step_id % every == 0:
-            moved = [r for r in running if r.live[0].num_known_tokens > r.live[0].num_entry_tokens]
+            moved = [r for r in running if r.num_output_tokens > r.num_entry_output_tokens]
             if moved:
                 step.preempt([min(moved, key=self.policies.victim.key)], "forced")
 

@@ -36,6 +36,9 @@ from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult, TokenLogpr
 type Progress = Callable[[int, int], None]
 
 
+_NOTHING = StepOutputs(tokens=np.zeros(0, np.int32), logprobs=None)
+
+
 class _InFlight(NamedTuple):
     plan: StepPlan
     bucket: Bucket
@@ -173,7 +176,7 @@ class Real:
         started_s = time.perf_counter()
         built = self._executables
         compile_s, num_compiles = built.compile_s, built.num_compiles
-        packed = self._packer.pack(plan)
+        packed = self._packer.pack(plan) if plan.rows else None  # else there are only swaps
         for entry in plan.entries:
             self._num_logprobs[entry.row] = entry.sampling.num_logprobs
         if plan.swap_out or plan.swap_in or plan.copies:
@@ -181,8 +184,8 @@ class Real:
         self._in_flight.append(
             _InFlight(
                 plan=plan,
-                bucket=packed.bucket,
-                outputs=self._run(packed),
+                bucket=Bucket(0, 0) if packed is None else packed.bucket,
+                outputs=_NOTHING if packed is None else self._run(packed),
                 num_logprobs=tuple([self._num_logprobs[row.row] for row in plan.rows]),
                 started_s=started_s,
                 compile_s=built.compile_s - compile_s,

@@ -23,8 +23,8 @@ from paxserve.metrics import RequestRecord
 from paxserve.records import StepRecord
 
 FILES = {
-    "complete", "config.yaml", "decisions.parquet", "engine.json", "env.json", "outputs.jsonl",
-    "requests.parquet", "steps.parquet", "summary.json",
+    "arrivals.jsonl", "complete", "config.yaml", "decisions.parquet", "engine.json", "env.json",
+    "outputs.jsonl", "requests.parquet", "steps.parquet", "summary.json",
 }  # fmt: skip
 REQUESTS = [
     {"id": "a", "prompt_token_ids": [5, 6, 7], "max_tokens": 4},

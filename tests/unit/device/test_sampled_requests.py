@@ -214,7 +214,9 @@ def test_logprobs_are_those_of_the_unfiltered_model(num, temperature):
     request = serve(params, before=1, after=1, max_num_batched_tokens=7)
     expected = log_softmax(request)
     assert len(request.sequence.logprobs) == NUM_TOKENS == len(expected)
-    for token, found, row in zip(request.output_token_ids, request.sequence.logprobs, expected, strict=True):
+    for token, found, row in zip(
+        request.output_token_ids, request.sequence.logprobs, expected, strict=True
+    ):
         assert found.logprob == pytest.approx(row[token], abs=LOGPROB_TOLERANCE)
         assert found.rank == 1 + (row > row[token]).sum()
         assert len(found.top_ids) == len(found.top_logprobs) == num
