@@ -103,7 +103,7 @@ def is_prompt(request: Request) -> bool:
     """Whether a running request has not reached the tokens sampled in its row: its prompt, or what
     it resumed with, is still being computed, be it the last token of it.
     """
-    sequence = request.sequences[0]
+    sequence = request.live[0]
     return sequence.num_computed_tokens < sequence.num_entry_tokens
 
 

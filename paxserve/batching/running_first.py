@@ -71,5 +71,5 @@ class RunningFirst:
 
 
 def _is_decode(request: Request) -> bool:
-    sequence = request.sequences[0]
+    sequence = request.live[0]
     return sequence.num_known_tokens - sequence.num_computed_tokens == 1

