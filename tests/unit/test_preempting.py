@@ -186,3 +186,23 @@ def test_samples_come_back_alone_after_their_first_one_has_ended(batching, reser
             end = tokens.index(0) + 1 if 0 in tokens else 9
             assert request.output_of(sequence) == tokens[:end]
         assert list(mate.output_token_ids) == tokens_alone([4, 4], 9, vocab_size=9)
+
+
+def test_a_preemption_every_step_spares_who_has_not_sampled_so_that_all_come_to_their_end():
+    engine = make_engine(make_limits(block_size=2, preempt_every_steps=1))
+    requests = [submit(engine, prompt_ids(5, salt), max_tokens=4) for salt in range(3)]
+    run_to_end(engine, max_steps=60)
+    for salt, request in enumerate(requests):
+        assert list(request.output_token_ids) == tokens_alone(prompt_ids(5, salt), 4)
+    assert sum(request.num_preemptions for request in requests) >= 5
+    forced = [e.detail for e in engine.events if e.kind == "preempted"]
+    assert set(forced) == {"recompute, forced"}
+
+
+def test_asking_for_a_preemption_preempts_once():
+    engine = make_engine()
+    request = submit(engine, prompt_ids(5), max_tokens=6)
+    engine.step()
+    engine.scheduler.preempt(request)
+    run_to_end(engine)
+    assert request.num_preemptions == 1
