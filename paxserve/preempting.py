@@ -52,6 +52,7 @@ class Preempting:
         """A running request is about to end: its grant of this step goes back."""
         self._take_back(request)
         self._draft.newcomers.pop(request, None)
+        self._batch.give_back_host_blocks(request)
         self._draft.dropped.add(request)
 
     def _hold_back(self, newcomer: Request) -> None:

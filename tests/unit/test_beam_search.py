@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 from math import inf
 
 import pytest
-from builders import make_engine, make_limits, run_to_end, submit
+from builders import make_engine, make_limits, run_to_end, submit, top_alone
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from invariants import check, check_idle
@@ -166,3 +166,23 @@ def test_beams_before_min_tokens_go_through_the_end_token():
         )
         run_to_end(engine)
         assert tuple(request.output_token_ids) == expected
+
+
+@pytest.mark.parametrize("num_prompt", [1, 4, 5])
+@pytest.mark.parametrize("width", [2, 3])
+def test_beams_read_what_their_ancestors_wrote(width, num_prompt):
+    """On the scripted executor log-probabilities come from what lies in the KV slots."""
+
+    def best(context):
+        found = top_alone(context, 2 * width, vocab_size=11)
+        tops = TokenLogprobs(0.0, 1, *zip(*found, strict=True))
+        return RowOutput((found[0][0],), (tops,))
+
+    for num_tokens in (1, 3, 6):
+        engine = make_engine(make_limits(block_size=2), vocab_size=11, eos_token_ids=[EOS])
+        prompt = [3 + i for i in range(num_prompt)]
+        request = submit(engine, prompt, beam_width=width, max_tokens=num_tokens)
+        run_to_end(engine)
+        expected = search_in_plain(best, prompt, width=width, num_tokens=num_tokens, penalty=1.0)
+        got = [(tuple(request.output_of(s)), s.cumulative_logprob) for s in request.sequences]
+        assert got == expected

@@ -115,9 +115,10 @@ def test_a_refusal_changes_nothing():
     assert hold(held, request, 8)
 
 
-def test_samples_of_a_prompt_hold_its_blocks_together():
+@pytest.mark.parametrize("num_prompt", [5, 6, 8])
+def test_samples_of_a_prompt_hold_its_blocks_together(num_prompt):
     held = tables()
-    request = samples(3)
+    request = samples(3, num_prompt=num_prompt)
     assert held.num_missing_blocks(request, everything(request)) == 2
     assert held.hold(request, everything(request))
     trunk, second, third = (s.block_table for s in request.sequences)
