@@ -72,9 +72,7 @@ def serve_under(names: dict[str, str], pair: Pair) -> None:
     made = policies_of(names)
     chosen = {axis: getattr(made, axis) for axis in AXES if axis != "gate"}
     engine = make_engine(SIZES, **chosen, gates=made.gates)
-    served = [
-        submit(engine, prompt_ids(length), max_tokens=number) for length, number in LENGTHS
-    ]
+    served = [submit(engine, prompt_ids(length), max_tokens=number) for length, number in LENGTHS]
     run_to_end(engine, max_steps=200)
     for request, (length, number) in zip(served, LENGTHS, strict=True):
         found = list(request.output_token_ids)
