@@ -82,9 +82,7 @@ def replay(
     served = []
     for name, asked in ((OWN, of_both), (OTHER, overrides)):
         config, choices, explicit = settings_of(run, asked, arrivals)
-        say(
-            f"replay under {'its own' if name == OWN else 'other'} policies: {len(arrivals)} requests"
-        )
+        say(f"replay of {len(arrivals)} requests under {name} policies")
         done = experiment.run(
             config, choices=choices, explicit=explicit, say=say, progress=progress,
             workload=Recorded(arrivals),

@@ -1,4 +1,4 @@
-"""`paxserve replay`: the same requests, forced to their lengths, under the same and other policies."""
+"""`paxserve replay`: the same requests with forced lengths, under the same and other policies."""
 
 import json
 import sys
