@@ -9,8 +9,8 @@ what only pictures and tables need.
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from paxserve.outputs import CompletionOutput, RequestOutput
-from paxserve.sampling_params import SamplingParams
+from paxserve.outputs import BeamSearchOutput, CompletionOutput, RequestOutput
+from paxserve.sampling_params import BeamSearchParams, SamplingParams
 
 if TYPE_CHECKING:
     from paxserve.llm import LLM
@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 __all__ = [
     "LLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "Comparison",
     "CompletionOutput",
     "RequestOutput",

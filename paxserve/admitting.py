@@ -11,9 +11,8 @@ from paxserve.batch import Batch
 from paxserve.batching import Reason
 from paxserve.draft import StepDraft
 from paxserve.events import EventLog, Kind
-from paxserve.forks import num_grantable, plan_forks, spread
+from paxserve.forks import Claim, num_grantable, plan_forks, spread
 from paxserve.gate import MemoryView
-from paxserve.kv.block_table import Claim
 from paxserve.request import Request, Sequence, set_computed
 from paxserve.step import BlockCopy
 

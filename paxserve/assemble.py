@@ -14,7 +14,7 @@ from paxserve.models.load import LoadedModel
 from paxserve.notices import Notices, Say
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings
-from paxserve.sizing import num_host_blocks, pool_size
+from paxserve.sizing import check_host_pool, num_host_blocks, pool_size
 
 DEFAULT_BUDGET = 512
 
@@ -79,6 +79,11 @@ def real_engine(
         ),
     )
     policies.check(limits)
+    check_host_pool(
+        limits.num_host_blocks * size.bytes_per_block,
+        available_bytes=memory.free_host_bytes(),
+        other_bytes=size.num_bytes if platform == "cpu" else 0,
+    )
     say(f"kernel: {backend} on {platform}")
     say(str(size) + _override_note(settings))
     executor = Real(
@@ -123,7 +128,8 @@ def scripted_engine(
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
-    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say` receives warnings; there is no status line, since nobody waits.
+    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say`
+    receives warnings; there is no status line, since nobody waits.
 
     Raises:
         ValueError: no pool size, or sizes that do not fit each other.

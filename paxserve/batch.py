@@ -4,6 +4,7 @@ Owns: membership, rows, and (through `kv/`) blocks. In: decisions of `planning.p
 `scheduler.py`. Out: the current membership, and events. Must not know: budgets, batching policies.
 """
 
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from heapq import heappop, heappush
 
@@ -24,7 +25,7 @@ class Batch:
     those that finished until somebody takes them; `dead` are sequences that ended before their
     request did, and are not released yet. `groups` are the running requests of several sequences,
     `begun` the sequences that have not come to the end of what they entered with.
-    `num_hit_tokens` were found in the prefix cache so far.
+    `num_hit_tokens` of the `num_entered_tokens` that entered were found in the prefix cache.
 
     Invariants: the rows of running and finished sequences and the free rows are all rows, once
     each; a block is held by as many tables as it has references; a waiting request holds neither
@@ -35,9 +36,7 @@ class Batch:
         self.limits = limits
         self.policies = policies
         self.pool = self._new_pool()
-        self.tables = BlockTables(
-            pool=self.pool, reservation=policies.reservation, limits=limits
-        )
+        self.tables = BlockTables(pool=self.pool, reservation=policies.reservation, limits=limits)
         self.host_pool = HostPool(limits.num_host_blocks)
         self.waiting = WaitingQueue(policies.admission)
         self.gates = Gates(policies.gates)
@@ -51,6 +50,7 @@ class Batch:
         self.by_sequence: dict[int, tuple[Request, Sequence]] = {}
         self.free_rows = list(range(limits.max_num_seqs))
         self.num_hit_tokens = 0
+        self.num_entered_tokens = 0
         self._num_admitted = 0
         self._events = events
 
@@ -196,8 +196,7 @@ class Batch:
         for request in self.requests.values():
             if request.state is not State.FINISHED:
                 self._end(request, FinishReason.ERROR, error=error)
-            if any(sequence.row >= 0 for sequence in request.sequences):
-                self._log_released(request)
+            self._log_released(request, [s for s in request.sequences if s.row >= 0])
             for sequence in request.sequences:
                 sequence.block_table.clear()
                 sequence.host_blocks.clear()
@@ -245,22 +244,28 @@ class Batch:
     def release(self) -> None:
         """Finished requests let go of rows and memory, and are forgotten; so do dead sequences."""
         for sequence in self.dead:
+            request, _ = self.by_sequence[sequence.sequence_id]
+            self._log_released(request, [sequence])
             self._let_go_of(sequence)
         self.dead.clear()
         for request in self.finished:
-            self._log_released(request)
+            self._log_released(request, request.live)
             self._let_go(request)
             self._forget(request)
         self.finished.clear()
 
-    def _log_released(self, request: Request) -> None:
-        num_blocks = len({b for sequence in request.sequences for b in sequence.block_table})
-        self._events.add(
-            Kind.RELEASED,
-            request.request_id,
-            num_tokens=num_blocks * self.limits.block_size,
-            row=request.sequence.row,
-        )
+    def _log_released(self, request: Request, sequences: SequenceOf[Sequence]) -> None:
+        """Each row, with the slots of its blocks that no row before it had."""
+        seen: set[int] = set()
+        for sequence in sequences:
+            own = set(sequence.block_table) - seen
+            seen |= own
+            self._events.add(
+                Kind.RELEASED,
+                request.request_id,
+                num_tokens=len(own) * self.limits.block_size,
+                row=sequence.row,
+            )
 
     def _let_go(self, request: Request) -> None:
         for sequence in reversed(request.live):

@@ -9,6 +9,7 @@ token completes its hypothesis; of the others the `width` with the largest sums 
 go on. At the end all are ranked by sum / length ** length_penalty, the end token counted.
 """
 
+import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,7 +35,8 @@ class Hypothesis(NamedTuple):
 
     def score(self, length_penalty: float) -> float:
         """By which hypotheses are ranked, largest first."""
-        return self.cumulative_logprob / max(1, len(self.token_ids)) ** length_penalty
+        length = float(max(1, len(self.token_ids)))
+        return self.cumulative_logprob / math.pow(length, length_penalty)
 
 
 @dataclass(slots=True)

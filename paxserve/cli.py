@@ -6,6 +6,7 @@ Must not know: how a run is made.
 """
 
 import argparse
+import json
 import os
 import sys
 import traceback
@@ -40,6 +41,7 @@ examples:
   paxserve run batching=my_module:MyBatching            a policy of your own
   paxserve plot DIR ...                                 pictures of saved runs
   paxserve trace DIR                                    a timeline for ui.perfetto.dev
+  paxserve claims --fast                                what the literature states, measured here
   paxserve buckets DIR --max-executables 6 --rerun      padded shapes that fit it better
   paxserve verify workload.limit=4 --quick              do policies change a token?
   paxserve pairs                                        which choices go together
@@ -63,6 +65,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo = commands.add_parser("demo", help="static against continuous batching, one table")
     demo.add_argument("--out", type=Path, default=None, help="directory for the results")
     demo.set_defaults(act=_demo)
+    claims = commands.add_parser("claims", help="the literature's claims beside what runs here")
+    claims.add_argument("--fast", action="store_true", help="smaller samples: under a minute")
+    claims.add_argument("--json", type=Path, metavar="FILE", help="write them there, too")
+    claims.add_argument("--data", type=Path, metavar="DIR", help="reference data, with traces/")
+    claims.set_defaults(act=_claims)
     report_commands.add(commands)
     verify_command.add(commands)
     pairs_command.add(commands)
@@ -94,6 +101,26 @@ def _demo(arguments: argparse.Namespace) -> None:
     from paxserve.demo import demo
 
     demo(arguments.out, terminal=Terminal())
+
+
+def _claims(arguments: argparse.Namespace) -> None:
+    """Ends with 0 whatever holds: the table is the answer."""
+    from paxserve.claims import Scale
+    from paxserve.claims.runner import derive
+    from paxserve.claims.table import print_claims
+
+    data, file = arguments.data or os.environ.get("PAXSERVE_DATA"), arguments.json
+    if arguments.data is not None and not arguments.data.is_dir():
+        raise FileNotFoundError(f"--data {arguments.data} is not a directory")
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise FileNotFoundError(f"--json {file} cannot be written: it must be a file's name")
+    terminal = Terminal()
+    scale = Scale(fast=arguments.fast, data=None if data is None else Path(data))
+    claims = derive(scale, progress=terminal.progress)
+    terminal.close()
+    print_claims(claims)
+    if file is not None:
+        write_text(file, json.dumps([claim.to_json() for claim in claims], indent=1) + "\n")
 
 
 def run_command(overrides: Sequence[str]) -> int:

@@ -153,7 +153,8 @@ class Engine:
         """Requests that got a token, and the slot counts, None when nothing was to be computed."""
         scheduler, clock, batch = self.scheduler, self.clock, self.scheduler.batch
         scheduler.retire()
-        num_hit, num_evicted = batch.num_hit_tokens, batch.pool.num_evicted
+        num_entered, num_hit = batch.num_entered_tokens, batch.num_hit_tokens
+        num_evicted = batch.pool.num_evicted
         start_s = clock.now_s()
         plan = scheduler.plan(now_s=start_s)
         if plan is None:
@@ -179,6 +180,7 @@ class Engine:
             num_running=len(batch.running),
             num_held=len(batch.finished),
             num_waiting=len(batch.waiting),
+            num_entered_tokens=batch.num_entered_tokens - num_entered,
             num_cached_tokens=batch.num_hit_tokens - num_hit,
             num_evicted=batch.pool.num_evicted - num_evicted,
             num_copied=len(plan.copies),

@@ -14,7 +14,6 @@ Sequences that have no output yet share the whole prompt. Each must still look a
 token to sample from it, but its KV is written once, by the trunk: the others read it again.
 """
 
-
 from typing import NamedTuple
 
 from paxserve.request import Request, Sequence, set_computed
@@ -93,5 +92,3 @@ def _num_common(sequence: Sequence, source: Sequence, block_size: int) -> int:
     limit = min(len(mine), len(theirs)) - 1
     num_equal = next((i for i in range(limit) if mine[i] != theirs[i]), limit)
     return num_equal // block_size * block_size
-
-

@@ -140,7 +140,7 @@ class Ledger:
 
     @property
     def _is_exact(self) -> bool:
-        """Whether nothing is held beyond what is computed, so that promises need not be looked at."""
+        """Whether nothing is held beyond what is computed: no promise need be looked at."""
         policies = self._batch.policies
         admits_alone = policies.placement.contiguous or policies.batching.release == "with_batch"
         return not (self._batch.tables.promises_ahead or admits_alone)
@@ -241,6 +241,5 @@ class Ledger:
         head = batch.waiting.head()
         if head is None or not batch.policies.placement.contiguous:
             return 0
-        longest = max([sequence.num_remaining_tokens for sequence in head.live])
-        num_needed = batch.tables.num_blocks_needed(head, longest)
-        return batch.pool.free_space.num_unfit(num_needed * len(head.live))
+        longest = max([sequence.num_known_tokens for sequence in head.live])
+        return batch.pool.free_space.num_unfit(batch.tables.num_blocks_needed(head, longest))

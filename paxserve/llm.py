@@ -23,11 +23,17 @@ from paxserve.intake import InvalidRequest, Prompt, text_of
 from paxserve.models.chat_template import Message
 from paxserve.models.load import load_model
 from paxserve.models.tokenizer import Tokenizer
-from paxserve.outputs import Delta, RequestOutput, rejected_output
+from paxserve.outputs import (
+    BeamSearchOutput,
+    Delta,
+    RequestOutput,
+    beam_search_output,
+    rejected_output,
+)
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
 from paxserve.request import Request
-from paxserve.sampling_params import SamplingParams
+from paxserve.sampling_params import BeamSearchParams, SamplingParams
 from paxserve.serve import chat_prompt
 from paxserve.settings import EngineSettings
 
@@ -48,7 +54,7 @@ class LLM:
         gate: the same, or a list of them; none by default.
         settings: any field of `EngineSettings`: `max_num_seqs`, `max_num_batched_tokens`,
             `max_model_len`, `block_size`, `memory_utilization`, `kv_cache_memory_bytes`,
-            `num_blocks_override`, `kernel`, ...
+            `num_blocks_override`, `swap_space_gib`, `kernel`, ...
 
     Raises:
         ValueError: settings that do not fit the model, the memory, or each other.
@@ -101,6 +107,11 @@ class LLM:
             preemption=_policy("preemption", preemption),
             gates=tuple([_policy("gate", one) for one in gates]),
         )
+        if settings.get("swap_space_gib") and not policies.preemption.swaps:
+            raise ValueError(
+                f"swap_space_gib={settings['swap_space_gib']} is not used by preemption "
+                f"{type(policies.preemption).__name__}: use swap or cheapest, or leave it out"
+            )
         loaded = load_model(model, dtype=dtype, seed=seed)
         self.tokenizer: Tokenizer | None = loaded.tokenizer
         self.engine: Engine = real_engine(
@@ -164,11 +175,27 @@ class LLM:
         thunks = [partial(chat_prompt, conversation, tokenizer) for conversation in many]
         return self._serve(thunks, sampling_params, use_tqdm, is_single=is_single)
 
+    def beam_search(
+        self,
+        prompts: Prompt | Sequence[Prompt],
+        params: BeamSearchParams,
+        use_tqdm: bool = True,
+    ) -> list[BeamSearchOutput]:
+        """Search the likeliest continuations of prompts.
+
+        Args, returns and raises as `generate`; in a list, a prompt that cannot be served comes
+        back without sequences.
+        """
+        outputs = self.generate(prompts, params.sampling_params, use_tqdm)
+        decode = None if self.tokenizer is None else self.tokenizer.decode
+        return [beam_search_output(output, decode) for output in outputs]
+
     def stream(
         self, prompt: Prompt, sampling_params: SamplingParams | None = None
     ) -> Iterator[Delta]:
         """Complete one prompt, yielding text as it becomes certain, in whole characters.
 
+        With n > 1 each delta belongs to the sample `index`. Beams are certain only at their end.
         Leaving the loop early aborts the request.
 
         Raises:

@@ -3,6 +3,7 @@
 Owns: the public result records and how they follow from a `Request`. Must not know: the engine.
 """
 
+from collections.abc import Callable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 
@@ -61,6 +62,27 @@ class RequestOutput:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchSequence:
+    """One hypothesis. `tokens` and `text` begin with the prompt, as vLLM's; without a tokenizer
+    there is no text. `cum_logprob` is the sum over the output.
+    """
+
+    tokens: list[int]
+    cum_logprob: float
+    text: str | None
+    finish_reason: str | None
+    stop_reason: int | str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchOutput:
+    """The best hypotheses of a prompt, best first; none of them, and `error`, if it failed."""
+
+    sequences: list[BeamSearchSequence]
+    error: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Delta:
     """What one step added to one sequence of a request (`index`): whole characters, and the new
     token ids. `finished` is the sequence's end.
@@ -113,6 +135,28 @@ def _completion(request: Request, sequence: Sequence, text: str) -> CompletionOu
         finish_reason=sequence.finish_reason and sequence.finish_reason.value,
         stop_reason=sequence.stop_reason,
     )
+
+
+def beam_search_output(
+    output: RequestOutput, decode: Callable[[SequenceOf[int]], str] | None
+) -> BeamSearchOutput:
+    """The output of a request with beams, shaped as vLLM's `beam_search` gives it."""
+    if output.error is not None:
+        return BeamSearchOutput(sequences=[], error=output.error)
+    sequences = []
+    for completion in output.outputs:
+        assert completion.cumulative_logprob is not None
+        tokens = [*output.prompt_token_ids, *completion.token_ids]
+        sequences.append(
+            BeamSearchSequence(
+                tokens=tokens,
+                cum_logprob=completion.cumulative_logprob,
+                text=None if decode is None else decode(tokens),
+                finish_reason=completion.finish_reason,
+                stop_reason=completion.stop_reason,
+            )
+        )
+    return BeamSearchOutput(sequences=sequences)
 
 
 def rejected_output(prompt: str | None, error: str) -> RequestOutput:

@@ -205,13 +205,13 @@ class StepInMaking:
     # How it is done.
 
     def _check_grant(self, request: Request, num_tokens: int) -> None:
-        is_granted = any([s.sequence_id in self._draft.rows for s in request.live])
+        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         in_range = 1 <= num_tokens <= request.num_remaining_tokens
         if not in_range or is_granted or request.state is State.FINISHED:
             raise self._wrong_grant(request, num_tokens)
 
     def _wrong_grant(self, request: Request, num_tokens: int) -> RuntimeError:
-        is_granted = any([s.sequence_id in self._draft.rows for s in request.live])
+        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         return RuntimeError(
             f"{type(self._policies.batching).__name__} granted {num_tokens} tokens to request "
             f"{request.request_id}, which is {request.state}, has {request.num_remaining_tokens} "
@@ -290,7 +290,7 @@ class StepInMaking:
         """Whether one of the tables would not lie anywhere even in an empty pool."""
         tables, longest = self._batch.tables, self._batch.pool.largest_table
         ends = [claim.sequence.num_computed_tokens + claim.num_tokens for claim in claims]
-        return any([tables.num_blocks_needed(request, end) > longest for end in ends])
+        return any(tables.num_blocks_needed(request, end) > longest for end in ends)
 
     def _compute(self, request: Request, claims: Sequence[Claim]) -> int:
         """The claimed tokens become rows; returns how many there are."""

@@ -89,12 +89,12 @@ class Policies:
         Raises:
             ValueError: names the choice and what the request lacks.
         """
-        if self.reservation.needs_true_lengths:
-            if request.origin.num_true_output_tokens is None:
-                raise ValueError(
-                    f"reservation {_name(self.reservation)} reads true output lengths, but request "
-                    f"{request.request_id} brings none: use a workload that knows them"
-                )
+        lacks_length = request.origin.num_true_output_tokens is None
+        if self.reservation.needs_true_lengths and lacks_length:
+            raise ValueError(
+                f"reservation {_name(self.reservation)} reads true output lengths, but request "
+                f"{request.request_id} brings none: use a workload that knows them"
+            )
         if request.beams is not None and not self.shares:
             raise ValueError(
                 f"beam search shares blocks, which reservation {_name(self.reservation)} with "

@@ -95,6 +95,11 @@ class Preempting:
         num_free = self._batch.host_pool.num_free
         view = VictimView(num_slots, len(blocks), num_free)
         method = self._policies.preemption.choose(victim, view)
+        if not isinstance(method, Method):
+            raise RuntimeError(
+                f"{type(self._policies.preemption).__name__} answered {method!r}, which is no "
+                f"preemption method: answer one of {list(Method)}"
+            )
         if method is Method.SWAP and len(blocks) > num_free:
             note = f"swap needs {len(blocks)} host blocks, {num_free} are free"
             return Method.RECOMPUTE, note

@@ -12,7 +12,8 @@ know: how to run anything.
 | decisions.parquet | event |
 | blocks.parquet | change of a block's holder, if `record_blocks` is set |
 | arrivals.jsonl | request that ended well: what is needed to send it again |
-| outputs.jsonl | request: its text, how it ended, log-probabilities; refused ones too |
+| outputs.jsonl | request: its text, how it ended, log-probabilities; `others`: the same of its |
+| | further sequences; refused requests too |
 | config.yaml | run: as asked for: the choices made and every setting |
 | engine.json | run: as applied: limits, buckets, kernel and policies, read back from the engine |
 | env.json | run: commit, versions, device |
@@ -142,6 +143,8 @@ def _completion_line(completion: CompletionOutput) -> dict[str, Any]:
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
     }
+    if completion.cumulative_logprob is not None:
+        line["cumulative_logprob"] = completion.cumulative_logprob
     if completion.logprobs is not None:
         line["logprobs"] = [
             {str(token): entry.logprob for token, entry in position.items()}

@@ -1,4 +1,4 @@
-"""`SamplingParams`: what a user asks for, checked at the door.
+"""`SamplingParams` and `BeamSearchParams`: what a user asks for, checked at the door.
 
 Owns: ranges of sampling values. Field names and defaults are vLLM's. Must not know: the engine.
 """
@@ -114,6 +114,42 @@ class SamplingParams:
     def stop_strings(self) -> tuple[str, ...]:
         """`stop` in its normal form."""
         return tuple(self.stop)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BeamSearchParams:
+    """What `LLM.beam_search` is asked for: `SamplingParams` with beams, under vLLM's names.
+
+    Attributes:
+        beam_width: hypotheses that are kept.
+        max_tokens: most output tokens of each.
+        ignore_eos: the model's end tokens do not end a hypothesis.
+        length_penalty: see `SamplingParams`.
+
+    Raises:
+        ValueError: a value is out of range; the message names it.
+    """
+
+    beam_width: int
+    max_tokens: int
+    ignore_eos: bool = False
+    length_penalty: float = 1.0
+
+    def __post_init__(self) -> None:
+        """Check every range."""
+        _integer("beam_width", self.beam_width, low=1, high=MAX_BEAM_WIDTH)
+        _ = self.sampling_params
+
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """The same for `generate`."""
+        return SamplingParams(
+            temperature=0.0,
+            beam_width=self.beam_width,
+            max_tokens=self.max_tokens,
+            ignore_eos=self.ignore_eos,
+            length_penalty=self.length_penalty,
+        )
 
 
 def _sequence(name: str, value: Sequence[Any] | None) -> tuple[Any, ...]:

@@ -108,3 +108,22 @@ def num_host_blocks(swap_space_gib: float, *, bytes_per_block: int) -> int:
             "raise it, or set it to 0 for no swapping"
         )
     return num_blocks
+
+
+def check_host_pool(num_bytes: int, *, available_bytes: int, other_bytes: int) -> None:
+    """Refuse a host pool that the host's memory does not hold.
+
+    Args:
+        num_bytes: of the host pool.
+        available_bytes: what the host has left.
+        other_bytes: what will be taken from that beside it; on a CPU, the device's pool.
+
+    Raises:
+        ValueError: it does not fit; the message has every term.
+    """
+    if num_bytes and num_bytes + other_bytes > available_bytes:
+        raise ValueError(
+            f"the host pool of {num_bytes / 2**30:.2f} GiB does not fit: the host has "
+            f"{available_bytes / 2**30:.2f} GiB available, of which the device's pool takes "
+            f"{other_bytes / 2**30:.2f} GiB: lower swap_space_gib"
+        )

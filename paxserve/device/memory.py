@@ -26,8 +26,13 @@ def free_bytes() -> int:
     device = jax.devices()[0]
     stats = device.memory_stats() if device.platform != "cpu" else None
     if stats is None:
-        return int(psutil.virtual_memory().available)
+        return free_host_bytes()
     return int(stats["bytes_limit"] - stats["bytes_in_use"])
+
+
+def free_host_bytes() -> int:
+    """Memory that the host has available."""
+    return int(psutil.virtual_memory().available)
 
 
 def step_bytes(config: ModelConfig, *, num_tokens: int, num_rows: int) -> int:

@@ -36,10 +36,14 @@ from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult, TokenLogpr
 type Progress = Callable[[int, int], None]
 
 
+_NO_TOKENS: Any = np.zeros(0, np.int32)
+_NOTHING = StepOutputs(tokens=_NO_TOKENS, logprobs=None)
+
+
 class _InFlight(NamedTuple):
     plan: StepPlan
     bucket: Bucket
-    outputs: StepOutputs | None
+    outputs: StepOutputs
     num_logprobs: tuple[int, ...]
     started_s: float
     compile_s: float
@@ -173,7 +177,7 @@ class Real:
         started_s = time.perf_counter()
         built = self._executables
         compile_s, num_compiles = built.compile_s, built.num_compiles
-        packed = self._packer.pack(plan) if plan.rows else None  # else it only swaps out
+        packed = self._packer.pack(plan) if plan.rows else None  # else there are only swaps
         for entry in plan.entries:
             self._num_logprobs[entry.row] = entry.sampling.num_logprobs
         if plan.swap_out or plan.swap_in or plan.copies:
@@ -182,7 +186,7 @@ class Real:
             _InFlight(
                 plan=plan,
                 bucket=Bucket(0, 0) if packed is None else packed.bucket,
-                outputs=None if packed is None else self._run(packed),
+                outputs=_NOTHING if packed is None else self._run(packed),
                 num_logprobs=tuple([self._num_logprobs[row.row] for row in plan.rows]),
                 started_s=started_s,
                 compile_s=built.compile_s - compile_s,
@@ -193,11 +197,11 @@ class Real:
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight and fetch what it sampled."""
         step = self._in_flight.popleft()
-        outputs: StepOutputs | None = jax.device_get(step.outputs)
+        outputs: StepOutputs = jax.device_get(step.outputs)
         num_swapped = len(step.plan.swap_out) + len(step.plan.swap_in)
         return StepResult(
             step_id=step.plan.step_id,
-            outputs=() if outputs is None else _row_outputs(step.plan, outputs, step.num_logprobs),
+            outputs=_row_outputs(step.plan, outputs, step.num_logprobs),
             duration_s=time.perf_counter() - step.started_s,
             compile_s=step.compile_s,
             num_compiles=step.num_compiles,

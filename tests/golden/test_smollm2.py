@@ -61,7 +61,7 @@ def assert_same_tokens(requests, most=None):
 
 def assert_first_logits(request, entry):
     """logprob = logit - logsumexp, and the reference has both."""
-    top, found = entry["first_position_top20"], request.logprobs[0]
+    top, found = entry["first_position_top20"], request.sequence.logprobs[0]
     assert list(found.top_ids) == top["token_ids"]
     expected = np.array(top["logits"]) - top["logsumexp"]
     np.testing.assert_allclose(found.top_logprobs, expected, atol=LOGIT_TOLERANCE, rtol=0)

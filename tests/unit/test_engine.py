@@ -52,7 +52,7 @@ def test_a_request_ends_at_max_tokens():
     assert output.finished
     assert (output.prompt_token_ids, output.error) == ([A], None)
     assert (output.metrics.first_token_time, output.metrics.finished_time) == (1.0, 3.0)
-    assert request.token_times_s == [1.0, 2.0, 3.0]
+    assert request.sequence.token_times_s == [1.0, 2.0, 3.0]
 
 
 def test_a_request_ends_where_the_model_s_length_does():
@@ -437,7 +437,7 @@ def test_a_failure_anywhere_in_planning_loses_no_block_and_no_row(place, monkeyp
     scheduler = engine.scheduler
     owner, name = {
         "enter": (scheduler.batch, "enter"),
-        "hold": (scheduler.batch.tables, "_grow"),
+        "hold": (scheduler.batch.tables, "grow"),
         "key": (scheduler.batch.waiting, "__iter__"),
         "propose": (type(scheduler.policies.batching), "propose"),
     }[place]

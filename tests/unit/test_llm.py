@@ -62,7 +62,7 @@ def prompt(num_tokens, seed=0):
     [
         ({"max_seqs": 3}, TypeError, r"no setting \['max_seqs'\]; it has \['block_size'"),
         ({"victim": "oldest"}, ValueError, "victim=oldest is not known; choose one of .*newest"),
-        ({"batching": "orca"}, ValueError, "choose one of chunked_prefill, static, textbook"),
+        ({"batching": "orca"}, ValueError, "choose one of alternating, chunked_prefill, "),
         ({"batching": "nowhere:Orca"}, ValueError, "batching=nowhere:Orca cannot be imported"),
         ({"kernel": "cutlass"}, ValueError, "backend='cutlass' is unknown; use one of"),
         ({"kernel": "pallas_tpu"}, NotImplementedError, "backend='pallas_tpu' does not exist yet"),
@@ -129,7 +129,7 @@ def test_every_setting_arrives():
     limits = llm.engine.limits
     assert dataclasses.asdict(limits) == {
         "max_num_seqs": 4, "max_num_batched_tokens": 128, "max_model_len": 128, "block_size": 8,
-        "num_blocks": 21,
+        "num_blocks": 21, "num_host_blocks": 0, "preempt_every_steps": 0,
     }  # fmt: skip
     assert [tuple(b) for b in llm.engine.executor.buckets.shapes] == [(4, 4), (128, 4)]
     assert llm.engine.executor.kv_blocks[0].shape[0] == 1 + 4 * 16

@@ -2,7 +2,7 @@
 
 import pytest
 
-from paxserve.sizing import num_host_blocks, pool_size
+from paxserve.sizing import check_host_pool, num_host_blocks, pool_size
 
 
 def size(**changed):
@@ -65,3 +65,12 @@ def test_swap_space_that_is_no_amount_is_refused(space):
 def test_swap_space_below_a_block_is_refused():
     with pytest.raises(ValueError, match=r"swap_space_gib=0\.25 does not hold one block of 26843"):
         num_host_blocks(0.25, bytes_per_block=2**28 + 1)
+
+
+def test_the_host_pool_and_what_is_taken_beside_it_fit_the_host():
+    gib = 2**30
+    check_host_pool(6 * gib, available_bytes=8 * gib, other_bytes=2 * gib)
+    check_host_pool(0, available_bytes=0, other_bytes=2 * gib)  # no swapping, nothing to hold
+    message = r"pool of 6.00 GiB does not fit: .* 7.50 GiB available, .* takes 2.00 GiB: lower swap"
+    with pytest.raises(ValueError, match=message):
+        check_host_pool(6 * gib, available_bytes=15 * gib // 2, other_bytes=2 * gib)

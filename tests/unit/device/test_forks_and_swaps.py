@@ -190,6 +190,16 @@ def test_beams_found_from_the_best_2_width_ids_are_those_of_the_whole_distributi
 # Swaps.
 
 
+def test_a_step_may_do_nothing_but_swap_out():
+    real = make_real(tiny(), num_host_blocks=1)
+    before = [np.asarray(kv[1]) for kv in real.kv_blocks]
+    result = run(real, StepPlan(1, (), swap_out=copies((1, 0))))
+    assert (result.outputs, result.padded_rows, result.padded_tokens) == ((), 0, 0)
+    assert (result.swap_bytes, result.num_compiles) == (bytes_of_a_block(), 1)
+    for kv, host in zip(before, real._moves._host, strict=True):
+        np.testing.assert_array_equal(host[0], kv)
+
+
 def test_swapped_sequences_go_on_as_if_they_had_stayed():
     """7 is swapped out and 8 takes its blocks in that very step; then they change places in one
     step, so that each block is read by one swap and written by the other.

@@ -106,7 +106,7 @@ def test_a_preemption_after_every_token_changes_nothing(num_steps, temperature):
     assert request.num_preemptions == 1
     assert (mate.num_output_tokens, late.num_output_tokens) == (20, 20)
     if params.logprobs:
-        assert len(request.logprobs) == NUM_TOKENS
+        assert len(request.sequence.logprobs) == NUM_TOKENS
 
 
 def test_preemption_by_a_tiny_pool_changes_nothing(alone):
@@ -213,8 +213,10 @@ def test_logprobs_are_those_of_the_unfiltered_model(num, temperature):
     params = seeded(temperature=temperature, logprobs=num)
     request = serve(params, before=1, after=1, max_num_batched_tokens=7)
     expected = log_softmax(request)
-    assert len(request.logprobs) == NUM_TOKENS == len(expected)
-    for token, found, row in zip(request.output_token_ids, request.logprobs, expected, strict=True):
+    assert len(request.sequence.logprobs) == NUM_TOKENS == len(expected)
+    for token, found, row in zip(
+        request.output_token_ids, request.sequence.logprobs, expected, strict=True
+    ):
         assert found.logprob == pytest.approx(row[token], abs=LOGPROB_TOLERANCE)
         assert found.rank == 1 + (row > row[token]).sum()
         assert len(found.top_ids) == len(found.top_logprobs) == num
@@ -222,7 +224,7 @@ def test_logprobs_are_those_of_the_unfiltered_model(num, temperature):
         np.testing.assert_allclose(
             found.top_logprobs, row[list(found.top_ids)], atol=LOGPROB_TOLERANCE, rtol=0
         )
-    ranks = [found.rank for found in request.logprobs]
+    ranks = [found.rank for found in request.sequence.logprobs]
     assert (max(ranks) == 1) == (temperature == 0.0)
 
 
@@ -238,9 +240,9 @@ def test_a_mate_s_logprobs_are_its_own():
     output = engine.output(with_three).outputs[0]
     assert [len(position) in (3, 4) for position in output.logprobs] == [True] * NUM_TOKENS
     assert output.cumulative_logprob == pytest.approx(
-        sum(entry.logprob for entry in with_three.logprobs)
+        sum(entry.logprob for entry in with_three.sequence.logprobs)
     )
-    assert without.logprobs == []
+    assert without.sequence.logprobs == []
     assert engine.output(without).outputs[0].logprobs is None
 
 
