@@ -29,7 +29,8 @@ UNREAD = [
     # What is set, with what, and what would read it.
     ("eviction=lfu", [], ["prefix_cache=radix"]),
     ("victim=most_blocks", ["reservation=max"], ["reservation=on_demand"]),
-    ("victim=most_blocks", ["reservation=max"], ["reservation=max", "limits.preempt_every_steps=3"]),
+    ("victim=most_blocks", ["reservation=max"],
+     ["reservation=max", "limits.preempt_every_steps=3"]),
     ("victim=newest", ["reservation=max"], ["reservation=max", "admission=srpt"]),
     ("preemption=recompute", ["reservation=max"], []),
     ("preemption.swap_s_per_block=0.1", ["reservation=max", *SWAP[1:], "preemption=cheapest"],
