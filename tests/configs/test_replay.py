@@ -2,13 +2,14 @@
 
 import json
 import sys
+from dataclasses import replace
 
 import pandas as pd
 import pyarrow.parquet as pq
 import pytest
 
 from paxserve.cli import main
-from paxserve.recorded import read_arrivals
+from paxserve.recorded import read_arrivals, with_forced_length
 from paxserve.replay import replay
 from paxserve.report.run_tables import RunTables
 
@@ -53,6 +54,10 @@ def test_arrivals_are_what_is_needed_to_send_a_request_again(workplace):
     assert [a.origin.num_true_output_tokens for a in arrivals] == [r["max_tokens"] for r in SKEWED]
     assert {a.origin.client for a in arrivals} == {"", "b"}
     assert len({a.seed for a in arrivals}) == len(SKEWED)
+    forced = [with_forced_length(replace(a, max_tokens=None, ignore_eos=False)) for a in arrivals]
+    assert [(a.max_tokens, a.ignore_eos) for a in forced] == [
+        (r["max_tokens"], True) for r in SKEWED
+    ]
     (workplace / "first" / "arrivals.jsonl").write_text('{"id": "0"}\n')
     with pytest.raises(ValueError, match=r"arrivals.jsonl line 1 is no recorded arrival"):
         read_arrivals(run.path)
