@@ -35,7 +35,7 @@ from paxserve.cli import main
 from paxserve.kv.block_pool import BlockPool
 from paxserve.kv.block_table import BlockTables
 from paxserve.notices import Notices
-from paxserve.placement import buddy
+from paxserve.placement.buddy import Buddy
 from paxserve.placement.first_fit import FirstFit
 from paxserve.placement.paged import Paged
 from paxserve.preempting import Preempting
@@ -155,14 +155,16 @@ def test_a_placement_that_finds_any_block(monkeypatch):
 
 @needs_data
 def test_a_buddy_that_does_not_round(monkeypatch):
+    """The paper's own bars, but for one that is measured."""
+    few, path = {"Orca Oracle": 150}, FAST.trace("nanoflow/sharegpt.csv")
+    bars = {name: overload.Use(*[*bar, 0, 0, 0][:4], 0, 0) for name, bar in overload._BARS.items()}
+    monkeypatch.setattr(overload, "_SYSTEMS", {name: overload._SYSTEMS[name] for name in few})
+    sound = bars | overload._uses(path, few, factor=1.0)
     monkeypatch.setattr(Buddy, "open", FirstFit.open)
-    pow2, few = overload._SYSTEMS["Orca Pow2"], {"Orca Pow2": 120}
-    monkeypatch.setattr(overload, "_SYSTEMS", {"Orca Pow2": pow2})
-    path = FAST.trace("nanoflow/sharegpt.csv")
-    broken = {**uses(1.0), **overload._uses(path, few, factor=1.0)}
-    monkeypatch.setattr(overload, "_uses", lambda path, numbers, *, factor: broken)
-    monkeypatch.undo
-    assert holds(overload.overload)["B5"] is False
+    broken = bars | overload._uses(path, few, factor=1.0)
+    numbers = dict.fromkeys(bars, 0)
+    assert overload._bars(sound, numbers).holds is True
+    assert overload._bars(broken, numbers).holds is False
 
 
 @pytest.mark.parametrize(
