@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paxserve.claims import Claim, Row, Scale, within
+from paxserve.claims import Claim, Row, Scale, Values, within
 from paxserve.claims.constant import Constant
 from paxserve.claims.serving import ask, baseline_policies, make_engine, make_limits, run_to_end
 from paxserve.draws import Stream, stream
@@ -175,7 +175,7 @@ def _waste(uses: Mapping[str, Use], heavier: Mapping[str, Use]) -> Claim:
         f"length, and more of them fit in blocks; with lengths {_HEAVIER} times as long (see B6): "
         f"{as_if}, which {'holds' if as_if.is_as_stated else 'does not hold'}"
     )
-    values = {
+    values: Values = {
         "waste of Orca Max, Pow2, Oracle, %": found.before,
         "waste paged, %": found.paged,
         "requests, paged to Max and to Pow2": found.ratios,
