@@ -103,7 +103,7 @@ def is_prompt(request: Request) -> bool:
     """Whether a running request has not reached the tokens sampled in its row: its prompt, or what
     it resumed with, is still being computed, be it the last token of it.
     """
-    return any([s.num_computed_tokens < s.num_entry_tokens for s in request.live])
+    return any(s.num_computed_tokens < s.num_entry_tokens for s in request.live)
 
 
 def split(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:

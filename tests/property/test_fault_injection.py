@@ -108,7 +108,7 @@ class Stingy(HostPool):
 
 
 def serve_mixed(refuses, batching, cache, preemption, host_k=0):
-    """Samples and beams of two prompts in a pool that they fill, somebody preempted at step 3, 6, ..."""
+    """Samples and beams of two prompts in a pool that they fill; a preemption every third step."""
     limits = make_limits(
         block_size=2,
         num_blocks=13,

@@ -1,4 +1,4 @@
-"""The choice among hypotheses, and a search carried out, against an exhaustive one in plain Python."""
+"""The choice among hypotheses, and a search carried out, against an exhaustive one in Python."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -44,7 +44,7 @@ def test_the_score_divides_by_the_length_to_a_power(penalty, score):
 
 
 def logprob_of(table, context, token):
-    """The table's entry: the same contexts give the same numbers, steps of 1/8 so that sums are exact."""
+    """The table's entry: equal contexts give equal numbers; steps of 1/8, so sums are exact."""
     return -table[(sum(context) * 5 + len(context) * 3 + token) % len(table)] / 8
 
 
