@@ -169,6 +169,7 @@ class Admitting:
                 num_cached_tokens=len(demand.hits) * limits.block_size,
                 block_size=limits.block_size,
                 running=tuple([r for r in self._batch.running if r not in without]),
+                newcomers=frozenset(self._draft.newcomers).difference(without),
             )
             if (why := self._batch.gates.refusal(request, memory)) is not None:
                 return Refusal(Reason.GATE, why)

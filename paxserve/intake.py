@@ -137,10 +137,19 @@ class Intake:
                 ]
             ),
             origin=origin,
+            num_declared_tokens=self._declared(origin, len(token_ids), length),
             beams=Beams(width=params.beam_width, length_penalty=params.length_penalty)
             if params.beam_width
             else None,
         )
+
+    def _declared(self, origin: Origin, num_prompt: int, max_known_tokens: int) -> int:
+        """Most output tokens, as far as a server would be told."""
+        longest = self.limits.max_model_len - num_prompt
+        if origin.num_declared_output_tokens is not None:
+            return min(longest, origin.num_declared_output_tokens)
+        is_forced = origin.num_true_output_tokens is not None
+        return longest if is_forced else max_known_tokens - num_prompt
 
     def _new_id(self, wanted: str | None) -> str:
         if wanted is None:

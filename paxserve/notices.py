@@ -64,7 +64,8 @@ class Notices:
                 f"preemptions may follow. Remedies: {REMEDIES}"
             )
         for event in events.since(self._num_events_seen):
-            if event.kind is Kind.PREEMPTED:  # of the use before it, as the step began
+            is_shortage = not any(why in event.detail for why in ("forced", "displaced", "asked"))
+            if event.kind is Kind.PREEMPTED and is_shortage:  # of the use before it, as the step began
                 self._on_preemption(event, self._use)
         self._use = use
         self._num_events_seen = len(events)

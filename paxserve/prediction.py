@@ -38,14 +38,13 @@ def expected_output_tokens(
         request: any.
         length: what its origin says: its true length (oracle), or what a predictor said.
         error: sigma of the predictor's error; 0 for none.
-        default_tokens: where the origin says nothing; None: as many as the request may produce.
+        default_tokens: where the origin says nothing; None: as many as its client declared.
     """
     origin = request.origin
     is_oracle = length == "oracle"
     tokens = origin.num_true_output_tokens if is_oracle else origin.num_predicted_output_tokens
     if tokens is None:
-        most = request.max_known_tokens - request.num_prompt_tokens
-        tokens = most if default_tokens is None else default_tokens
+        tokens = request.num_declared_tokens if default_tokens is None else default_tokens
     if not error:
         return tokens
     return tokens * math.exp(error * NormalDist().inv_cdf(draw(request.request_id)))

@@ -48,6 +48,8 @@ class Origin:
     client: the account in fair sharing. priority: smaller is more urgent, as in vLLM.
     num_true_output_tokens: how long its output will really be, from a trace.
     num_predicted_output_tokens: what a predictor said of it, where the trace has that.
+    num_declared_output_tokens: the most its client would take; where true lengths are forced, that
+        is all a server would know.
     cache_salt: prefixes are shared only between requests with the same salt, as in vLLM.
     """
 
@@ -55,6 +57,7 @@ class Origin:
     priority: int = 0
     num_true_output_tokens: int | None = None
     num_predicted_output_tokens: int | None = None
+    num_declared_output_tokens: int | None = None
     cache_salt: str = ""
 
 
@@ -114,7 +117,9 @@ def set_computed(sequence: Sequence, num_tokens: int) -> None:
 class Request:
     """What the user submitted, and how far it has come. Times are the engine clock's seconds.
 
-    `max_known_tokens` is the length, prompt included, at which a sequence ends. `stop_ids` are all
+    `max_known_tokens` is the length, prompt included, at which a sequence ends. A trace forces true
+    lengths by it, so policies look at `num_declared_tokens`: the most output tokens per sequence
+    that a server would know of. `stop_ids` are all
     ids that end one. `live` are the sequences that have not ended. `admitted_seq` numbers
     admissions and is renewed on resume; it had `num_entry_output_tokens` then.
     `num_lost_tokens` were given up and not computed again yet.
@@ -136,6 +141,7 @@ class Request:
     origin: Origin = NO_ORIGIN
 
     live: list[Sequence] = field(init=False)
+    num_declared_tokens: int = 0
     beams: "Beams | None" = None
     state: State = State.WAITING
     admitted_seq: int = -1

@@ -135,6 +135,9 @@ class Knobs:
         values: Any = self._values
         for part in name.split("."):
             values = values.get(part) or {}
+            if not isinstance(values, Mapping):
+                group = name.replace(".", "/")
+                raise ValueError(f"{name} is a group: choose with {group}={values}")
         return dict(values)
 
     def used(self, name: str) -> None:

@@ -177,8 +177,14 @@ class WaitingQueue:
 
     def _entry(self, request: Request) -> Entry:
         if self._learning is None:
-            return (*self._admission.key(None, request), request.arrival_seq, request, None)
-        name, place = self._learning.place(self._state, request)
+            name, place = None, self._admission.key(None, request)
+        else:
+            name, place = self._learning.place(self._state, request)
+        if any(part != part for part in place):
+            raise RuntimeError(
+                f"admission {type(self._admission).__name__} ranks request {request.request_id} "
+                f"by {place}: NaN has no order"
+            )
         return (*place, request.arrival_seq, request, name)
 
     def _put(self, entry: Entry) -> None:

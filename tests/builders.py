@@ -89,7 +89,7 @@ def forced_origin(num_prompt: int, params: SamplingParams, limits: Limits) -> Or
     """Unless told otherwise, its true length is the most it may have: nothing else ends it."""
     longest = limits.max_model_len - num_prompt
     most = longest if params.max_tokens is None else min(longest, params.max_tokens)
-    return Origin(num_true_output_tokens=most)
+    return Origin(num_true_output_tokens=most, num_declared_output_tokens=most)
 
 
 def greedy(**params: Any) -> SamplingParams:

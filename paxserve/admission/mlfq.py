@@ -8,6 +8,7 @@ that, because where memory is recomputed it would never come to an end.
     level   0        1        2        ...   num_levels - 1
     quantum q        2 q      4 q            no end
             <- starves          demoted ->
+A request that is displaced gives up its memory with its row, even where memory is not short.
 """
 
 from collections.abc import Hashable, Iterable

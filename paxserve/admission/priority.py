@@ -3,6 +3,7 @@
 Source: vLLM's priority scheduling: the smaller `priority`, the more urgent; ties by arrival. There
 a more urgent request takes memory only of running ones that the step comes to late;
 `displaces_running` lets it take rows and memory of any less urgent one.
+A request that is displaced gives up its memory with its row, even where memory is not short.
 """
 
 from dataclasses import dataclass

@@ -2,6 +2,7 @@
 
 Source: Schrage 1968; as a baseline in FastServe (Wu et al. 2023), Figure 4. Differs: work is
 counted in output tokens, not in seconds, and what a preemption makes recompute is not counted.
+A request that is displaced gives up its memory with its row, even where memory is not short.
 """
 
 from dataclasses import dataclass

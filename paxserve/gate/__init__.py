@@ -20,6 +20,7 @@ class MemoryView(NamedTuple):
     num_cached_tokens: tokens of the request found in the prefix cache.
     block_size: slots per block.
     running: requests that hold rows and are not finished, in order of admission.
+    newcomers: those of them that entered in this step.
     """
 
     num_usable: int
@@ -29,6 +30,7 @@ class MemoryView(NamedTuple):
     num_cached_tokens: int = 0
     block_size: int = 1
     running: tuple[Request, ...] = ()
+    newcomers: frozenset[Request] = frozenset()
 
 
 class Gate(Protocol):

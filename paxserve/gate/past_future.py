@@ -92,7 +92,7 @@ def peak_blocks(futures: list[tuple[int, int]], block_size: int) -> int:
 def _num_remaining(state: _Past, request: Request) -> int:
     """Output tokens still to come: the draw among finished outputs longer than its own."""
     produced = request.num_produced_tokens
-    most = request.max_known_tokens - request.num_prompt_tokens
+    most = request.num_declared_tokens
     start = bisect_right(state.ordered, produced)
     num_longer = len(state.ordered) - start
     if not num_longer:

@@ -65,7 +65,7 @@ class TokenRatio:
             return None
         kept = sum(
             [
-                self._num_to_come(running) * (1 if _is_newcomer(running) else state.value)
+                self._num_to_come(running) * (1 if running in memory.newcomers else state.value)
                 for running in memory.running
             ]
         )
@@ -81,11 +81,5 @@ class TokenRatio:
 
     def _num_to_come(self, request: Request) -> int:
         """Tokens that it may still produce, in all sequences that go on."""
-        most = request.max_known_tokens - request.num_prompt_tokens - request.num_produced_tokens
+        most = max(0, request.num_declared_tokens - request.num_produced_tokens)
         return min(most, self.clip_tokens) * len(request.live)
-
-
-def _is_newcomer(running: Request) -> bool:
-    """Whether this step samples for it: where prompts go first, it entered in this step."""
-    sequence = running.trunk
-    return sequence.num_known_tokens > len(sequence.token_ids)

@@ -18,4 +18,4 @@ class ByWidth:
 
     def choose(self, request: Request, victim: VictimView) -> Method:
         """See `Preemption.choose`."""
-        return Method.SWAP if len(request.sequences) > 1 else Method.RECOMPUTE
+        return Method.SWAP if len(request.live) > 1 else Method.RECOMPUTE

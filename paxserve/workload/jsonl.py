@@ -65,6 +65,8 @@ class Jsonl:
             origin=Origin(
                 client=_text(fields, "client", where) or "",
                 priority=_whole(fields, "priority", where, low=-MAX_COUNT, high=MAX_COUNT) or 0,
+                num_true_output_tokens=_length(fields, "true_output_tokens", where),
+                num_predicted_output_tokens=_length(fields, "predicted_output_tokens", where),
             ),
         )
 
@@ -80,6 +82,10 @@ def _max_tokens_name(fields: dict[str, Any]) -> str:
 def _whole(fields: dict[str, Any], name: str, where: str, *, low: int, high: int) -> int | None:
     value = fields.get(name)
     return None if value is None else whole(f"{where}: {name}", value, low=low, high=high)
+
+
+def _length(fields: dict[str, Any], name: str, where: str) -> int | None:
+    return _whole(fields, name, where, low=1, high=MAX_COUNT)
 
 
 def _flag(fields: dict[str, Any], name: str, where: str) -> bool | None:

@@ -118,6 +118,10 @@ def submit_job(engine: Any, number: int, job: Job) -> None:
         max_tokens=job.output,
         request_id=str(number),
         arrival_s=float(job.arrival),
-        origin=Origin(client=job.client, num_true_output_tokens=job.output),
+        origin=Origin(
+            client=job.client,
+            num_true_output_tokens=job.output,
+            num_declared_output_tokens=job.output,
+        ),
     )
     assert request.sequence.sequence_id == number
