@@ -134,10 +134,11 @@ def scripted_engine(
     Raises:
         ValueError: no pool size, or sizes that do not fit each other.
     """
-    if settings.max_model_len is None or settings.num_blocks_override is None:
+    num_blocks = settings.num_host_handed_blocks
+    if settings.max_model_len is None or num_blocks is None:
         raise ValueError(
             "the scripted executor has neither model nor memory to size itself by: set "
-            "limits.max_model_len and limits.num_blocks_override"
+            "limits.max_model_len and limits.num_blocks_override (or num_slots_override)"
         )
     max_model_len = settings.max_model_len
     budget = _budget(settings, policies, max_model_len)
@@ -145,7 +146,7 @@ def scripted_engine(
         settings,
         max_model_len,
         budget,
-        num_device_blocks=settings.num_blocks_override,
+        num_device_blocks=num_blocks,
         num_host_blocks=num_host_blocks(
             settings.swap_space_gib, bytes_per_block=kv_bytes_per_token * settings.block_size
         ),
@@ -197,7 +198,7 @@ def _limits(
     num_device_blocks: int,
     num_host_blocks: int,
 ) -> Limits:
-    num_blocks = settings.num_blocks_override
+    num_blocks = settings.num_host_handed_blocks
     if num_blocks is None:
         num_blocks = num_device_blocks
     if num_blocks > num_device_blocks:
@@ -226,6 +227,7 @@ def _buckets(settings: EngineSettings, limits: Limits) -> Buckets:
 
 
 def _override_note(settings: EngineSettings) -> str:
-    if settings.num_blocks_override is None:
+    if settings.num_host_handed_blocks is None:
         return ""
-    return f"; num_blocks_override: the host hands out {settings.num_blocks_override - 1} of them"
+    num_usable = settings.num_host_handed_blocks - 1
+    return f"; overridden: the host hands out {num_usable} of them"

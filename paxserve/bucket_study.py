@@ -90,6 +90,11 @@ def run_again(run: RunTables, plan: BucketPlan, *, out: Path | None, terminal: T
             f"{run.path} cannot be run again from its config: {', '.join(foreign) or 'choices'} "
             "is not one of the project's own; run it yourself with the overrides above"
         )
+    if choices.get("executor") == "scripted":
+        raise ValueError(
+            f"{run.path} ran without a model, which pads nothing: measure the proposal on a run "
+            "with executor=real"
+        )
     config = {key: value for key, value in run.config.items() if key != "choices"}
     ladder = {key.removeprefix("limits."): list(value) for key, value in overrides(plan).items()}
     config["limits"] = {**config["limits"], **ladder}

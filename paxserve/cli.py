@@ -60,7 +60,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"paxserve {__version__}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     commands.add_parser("run", help="run an experiment: Hydra overrides follow", add_help=False)
     demo = commands.add_parser("demo", help="static against continuous batching, one table")
     demo.add_argument("--out", type=Path, default=None, help="directory for the results")
@@ -77,6 +77,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = _parsed(parser, arguments)
+    if known.command is None:
+        parser.print_help()
+        return 0
     try:
         return known.act(known) or 0
     except USER_ERRORS as error:

@@ -92,7 +92,7 @@ def load_policies(
 
     Args:
         names: the choice per axis; for `gate` names with commas between, or nothing.
-        settings: per axis, and per gate as `gate.NAME`.
+        settings: per axis, and per gate as `gate.NAME`; for one's own, NAME is the class.
         own: policy objects that take the place of what is named; for `gate` one or a list.
 
     Raises:
@@ -107,7 +107,7 @@ def load_policies(
         if axis not in made:
             made[axis] = load(axis, names[axis], given.get(axis))
     gates: list[Any] = [
-        load(GATE, name, given.get(f"{GATE}.{name}"))
+        load(GATE, name, given.get(f"{GATE}.{name.rpartition(':')[2]}"))
         for name in filter(None, names.get(GATE, "").split(","))
     ]
     if GATE in own:

@@ -116,7 +116,11 @@ def prepare(
     composed = _policies(knobs, choices, policies or {})
     if workload is None:
         workload = _workload(knobs, choices)
-    params = _sampling(knobs, has_model=choices["executor"] != "scripted")
+    params = _sampling(
+        knobs,
+        has_model=choices["executor"] != "scripted",
+        has_lengths=getattr(workload, "forces_lengths", False),
+    )
     model, tokenizer, device = None, None, None
     if choices["executor"] == "scripted":
         engine = _scripted(knobs, composed, seed=seed, say=say, logs_blocks=logs_blocks)
@@ -162,6 +166,7 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
         "num_refused": len(refused),
+        "kv_pool_tokens": engine.limits.num_usable_slots,
         "warm_up_s": warm_up_s,
         "num_executables": num_executables,
     }
@@ -187,7 +192,8 @@ def _policies(knobs: Knobs, choices: Mapping[str, str], own: Mapping[str, object
     """What is set for an axis that has a policy object stays unread, and so does what the other
     choices leave without a use.
     """
-    gates = [f"{GATE}.{name}" for name in filter(None, choices.get(GATE, "").split(","))]
+    named = filter(None, choices.get(GATE, "").split(","))
+    gates = [f"{GATE}.{name.rpartition(':')[2]}" for name in named]
     settings = {axis: knobs.plain(axis) for axis in (*POLICY_AXES, *gates)}
     policies = load_policies(choices, settings, own=own)
     unused = set(own) | policies.unread(
@@ -199,14 +205,17 @@ def _policies(knobs: Knobs, choices: Mapping[str, str], own: Mapping[str, object
     return policies
 
 
-def _sampling(knobs: Knobs, *, has_model: bool) -> SamplingParams:
-    """Greedy sampling reads none of the filters; only a model gives log-probabilities."""
+def _sampling(knobs: Knobs, *, has_model: bool, has_lengths: bool) -> SamplingParams:
+    """Greedy sampling reads none of the filters; only a model gives log-probabilities; a workload
+    that knows its lengths forces them.
+    """
     section = knobs.section("sampling")
     knobs.chosen("sampling")
     is_greedy = section.get("temperature", 1.0) == 0
     unread: tuple[str, ...] = ("top_k", "top_p", "min_p", "seed") if is_greedy else ()
     unread += () if has_model else ("logprobs",)
     unread += () if section.get("beam_width") else ("length_penalty",)
+    unread += ("max_tokens", "ignore_eos") if has_lengths else ()
     return from_section(SamplingParams, section, unread=unread)
 
 

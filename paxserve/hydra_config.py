@@ -51,6 +51,7 @@ def custom_policies(overrides: Sequence[str]) -> list[str]:
 
 
 def _rewritten(overrides: Sequence[str]) -> list[str]:
+    overrides = [part for override in overrides for part in _gates_apart(override)]
     custom = {found[1] for found in map(_CUSTOM.fullmatch, overrides) if found}
     rewritten = []
     for override in overrides:
@@ -63,6 +64,16 @@ def _rewritten(overrides: Sequence[str]) -> list[str]:
         else:
             rewritten.append(override)
     return rewritten
+
+
+def _gates_apart(override: str) -> list[str]:
+    """`gate=[watermark,my:Gate]` as Hydra's list and one's own."""
+    if not (override.startswith("gate=[") and override.endswith("]") and ":" in override):
+        return [override]
+    names = [name.strip() for name in override[len("gate=[") : -1].split(",")]
+    files = [name for name in names if ":" not in name]
+    own = [f"gate={name}" for name in names if ":" in name]
+    return [f"gate=[{','.join(files)}]", *own[:1]] if len(own) == 1 else [override]
 
 
 def _is_override(argument: str) -> bool:
@@ -114,7 +125,9 @@ def read_config(config: DictConfig, hydra_config: Any) -> Composed:
     for axis in custom:
         _forget_replaced(plain, choices, axis, explicit)
     settings = [key for key in explicit if not _is_no_setting(key)]
-    gates = [*(plain.get(GATE) or {}), *filter(None, [custom.pop(GATE, None)])]
+    own = custom.pop(GATE, "")
+    gates = [name for name in plain.get(GATE) or {} if name != own.rpartition(":")[2]]
+    gates += [own] if own else []
     return plain, {**choices, **custom, GATE: ",".join(gates)}, settings
 
 

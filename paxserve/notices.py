@@ -65,7 +65,9 @@ class Notices:
             )
         for event in events.since(self._num_events_seen):
             is_shortage = not any(why in event.detail for why in ("forced", "displaced", "asked"))
-            if event.kind is Kind.PREEMPTED and is_shortage:  # of the use before it, as the step began
+            if (
+                event.kind is Kind.PREEMPTED and is_shortage
+            ):  # of the use before it, as the step began
                 self._on_preemption(event, self._use)
         self._use = use
         self._num_events_seen = len(events)

@@ -5,7 +5,7 @@ choice was named (see `compose.py`), or what any policy does inside.
 """
 
 import inspect
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 from paxserve.admission import Admission, Reordering
 from paxserve.batching import Batching
@@ -59,6 +59,7 @@ class Policies:
         Raises:
             ValueError: names the two sides that do not go together, with their values.
         """
+        self._check_members()
         name = type(self.batching).__name__
         if self.batching.release not in ("at_finish", "with_batch"):
             raise ValueError(
@@ -113,6 +114,21 @@ class Policies:
                 f"placement {_name(self.placement)} does not allow: use on_demand and paged"
             )
 
+    def _check_members(self) -> None:
+        """Each policy has what its axis asks for, so that a wrong one is told before it serves."""
+        axes = [(field.name, [getattr(self, field.name)]) for field in fields(self)]
+        for axis, found in axes:
+            protocol = _PROTOCOLS[axis]
+            policies = found[0] if axis == "gates" else found
+            asked = {*vars(protocol), *protocol.__annotations__}
+            for policy in policies:
+                missing = [n for n in asked if not n.startswith("_") and not hasattr(policy, n)]
+                if missing:
+                    raise ValueError(
+                        f"{axis} {_name(policy)} lacks {', '.join(sorted(missing))}, which "
+                        f"paxserve/{axis.removesuffix('s')}/__init__.py asks of it"
+                    )
+
     def _check_pairs(self, limits: Limits) -> None:
         if self.prefix_cache.shares and self.placement.contiguous:
             raise ValueError(
@@ -149,3 +165,16 @@ class Policies:
 
 def _name(policy: object) -> str:
     return type(policy).__name__
+
+
+_PROTOCOLS: dict[str, type] = {
+    "admission": Admission,
+    "gates": Gate,
+    "batching": Batching,
+    "reservation": Reservation,
+    "placement": Placement,
+    "prefix_cache": PrefixCache,
+    "eviction": Eviction,
+    "victim": Victim,
+    "preemption": Preemption,
+}

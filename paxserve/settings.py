@@ -25,6 +25,8 @@ class EngineSettings:
         kv_cache_memory_bytes: exactly this much KV instead.
         num_blocks_override: blocks the host may hand out, null block included; the device's pool
             and so the compiled shapes stay as they are.
+        num_slots_override: the same in tokens, so that runs with different block sizes have equal
+            memory: the host hands out as many whole blocks as that is, and the null block.
         swap_space_gib: memory of the host to which preempted requests may be swapped out.
         num_host_blocks_override: exactly so many host blocks instead.
         preempt_every_steps: preempt one request every so many steps, memory short or not; 0 never.
@@ -43,6 +45,7 @@ class EngineSettings:
     memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
     num_blocks_override: int | None = None
+    num_slots_override: int | None = None
     swap_space_gib: float = 0.0
     num_host_blocks_override: int | None = None
     preempt_every_steps: int = 0
@@ -50,6 +53,13 @@ class EngineSettings:
     token_buckets: tuple[int, ...] = ()
     kernel: str = "auto"
     strict: bool = True
+
+    @property
+    def num_host_handed_blocks(self) -> int | None:
+        """Blocks that the host may hand out, null block included; None: all of the device's."""
+        if self.num_slots_override is None:
+            return self.num_blocks_override
+        return 1 + self.num_slots_override // self.block_size
 
     def __post_init__(self) -> None:
         """Check each value by itself; `Limits` and the policies check them together."""
@@ -65,10 +75,14 @@ class EngineSettings:
         share = self.memory_utilization
         if isinstance(share, bool) or not isinstance(share, int | float) or not 0 < share <= 1:
             raise ValueError(f"memory_utilization must be in (0, 1], got {share!r}")
+        if self.num_blocks_override is not None and self.num_slots_override is not None:
+            raise ValueError("num_blocks_override and num_slots_override both size the pool")
         _check_swap_space(self.swap_space_gib)
         if not isinstance(self.strict, bool):
             raise ValueError(f"strict must be true or false, got {self.strict!r}")
 
+
+MOST = 2**31 - 1  # counts travel as int32
 
 _LOWEST = {
     "max_num_seqs": 1,
@@ -77,6 +91,7 @@ _LOWEST = {
     "block_size": 1,
     "kv_cache_memory_bytes": 1,
     "num_blocks_override": 2,
+    "num_slots_override": 1,
     "num_host_blocks_override": 0,
     "preempt_every_steps": 0,
 }

@@ -28,6 +28,7 @@ ROWS: tuple[Row, ...] = (
     ("ITL p99, ms", "p99_itl_ms", "{:.0f}"),
     ("running requests, mean", "mean_running_requests", "{:.2f}"),
     ("preemptions", "num_preemptions", "{:.0f}"),
+    ("KV pool, tokens", "kv_pool_tokens", "{:.0f}"),
     ("prefix hit rate, tokens", "prefix_hit_rate", "{:.1%}"),
     ("KV live", "kv_share_live", "{:.1%}"),
     ("KV reserved, used later", "kv_share_reserved_used", "{:.1%}"),

@@ -59,7 +59,11 @@ class Source(Protocol):
 
 
 class Workload(Protocol):
-    """Describes the requests of a run."""
+    """Makes the arrivals of a run. With `forces_lengths` it says how long every output is, so that
+    the run's own max_tokens and ignore_eos are read by nobody.
+    """
+
+    forces_lengths: bool
 
     def open(self, *, seed: int, vocabulary: Vocabulary) -> Source:
         """The arrivals; the same for the same seed.

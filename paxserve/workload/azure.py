@@ -30,6 +30,8 @@ class Azure:
     arrivals: Arrivals
     content: Content
 
+    forces_lengths = True
+
     def __post_init__(self) -> None:
         """Check path and limit."""
         check_file(self.path, self.limit)

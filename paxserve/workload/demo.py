@@ -17,6 +17,8 @@ class Demo:
     limit: int = 0
     arrival_scale: float = 1.0
 
+    forces_lengths = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         self._file("demo.jsonl")

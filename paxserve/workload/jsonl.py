@@ -32,6 +32,8 @@ class Jsonl:
     limit: int = 0
     arrival_scale: float = 1.0
 
+    forces_lengths = False
+
     def __post_init__(self) -> None:
         """Check the settings."""
         check_file(self.path, self.limit)

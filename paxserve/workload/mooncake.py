@@ -42,6 +42,8 @@ class Mooncake:
     scale_output: float
     arrivals: Arrivals
 
+    forces_lengths = True
+
     def __post_init__(self) -> None:
         """Check the settings."""
         check_file(self.path, self.limit)

@@ -43,6 +43,8 @@ class Sharegpt:
     max_total_tokens: int | None
     arrivals: Arrivals
 
+    forces_lengths = True
+
     def __post_init__(self) -> None:
         """Check path, limit and filter."""
         check_file(self.path, self.limit)

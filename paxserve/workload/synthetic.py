@@ -34,6 +34,8 @@ class Synthetic:
     client_exponent: float
     num_priorities: int
 
+    forces_lengths = True
+
     def __post_init__(self) -> None:
         """Check the numbers."""
         for name in ("num_requests", "num_clients", "num_priorities"):

@@ -29,6 +29,8 @@ class VllmBench:
     limit: int
     arrivals: Arrivals
 
+    forces_lengths = True
+
     def __post_init__(self) -> None:
         """Check path and limit."""
         check_file(self.path, self.limit)

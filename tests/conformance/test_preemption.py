@@ -1,6 +1,7 @@
 """Every preemption policy answers purely with a method the scheduler knows."""
 
 import itertools
+from dataclasses import replace
 
 import pytest
 from axes import name_of, policies
@@ -23,7 +24,6 @@ from paxserve.preemption.swap import Swap
 PREEMPTIONS = policies("preemption")
 per_preemption = pytest.mark.parametrize("preemption", PREEMPTIONS, ids=name_of)
 TIGHT = make_limits(block_size=2, num_blocks=8, max_num_seqs=3, max_model_len=12)
-SWAP_WAITS = pytest.mark.xfail(strict=True, reason="the scheduler does not carry out SWAP yet")
 
 
 @per_preemption
@@ -36,12 +36,9 @@ def test_a_method_is_one_the_scheduler_knows_and_its_choice_is_pure(preemption):
         assert preemption.choose(request, VictimView(*sizes)) is method
 
 
-@pytest.mark.parametrize(
-    "preemption",
-    [pytest.param(p, marks=SWAP_WAITS if p.swaps else (), id=name_of(p)) for p in PREEMPTIONS],
-)
+@per_preemption
 def test_however_they_are_preempted_every_request_ends_with_its_tokens(preemption):
-    engine = make_engine(TIGHT, preemption=preemption)
+    engine = make_engine(replace(TIGHT, num_host_blocks=9), preemption=preemption)
     for salt in range(6):
         submit(engine, prompt_ids(2 + salt % 3, salt), max_tokens=3 + salt)
     run_to_end(engine)
