@@ -98,7 +98,7 @@ def bench_host() -> None:
         executed_s = time.perf_counter()
         packer.pack(plan)
         packed_s = time.perf_counter()
-        ledger.record(1.0)
+        ledger.record(1.0, plan)
         recorded_s = time.perf_counter()
         scheduler.apply(plan, result, now_s=float(step))
         applied_s = time.perf_counter()

@@ -179,7 +179,7 @@ class Engine:
         self.executor.submit(plan)
         result = self.executor.collect()
         clock.spend(result.duration_s)
-        slots = self.ledger.record(result.duration_s)
+        slots = self.ledger.record(result.duration_s, plan)
         if self.block_log is not None:
             self.block_log.record(plan.step_id)
         record = StepRecord(

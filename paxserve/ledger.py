@@ -23,6 +23,7 @@ import numpy as np
 
 from paxserve.batch import Batch
 from paxserve.request import Request, Sequence
+from paxserve.step import StepPlan
 
 
 class SlotCounts(NamedTuple):
@@ -77,18 +78,20 @@ class Ledger:
         self._slot_s = np.zeros((4, 0))
         self._columns = np.zeros((4, 0))
 
-    def record(self, duration_s: float = 0.0) -> SlotCounts:
+    def record(self, duration_s: float = 0.0, plan: StepPlan | None = None) -> SlotCounts:
         """Count the slots as they are now, as one step; `reserved_used` is not split yet.
 
         Args:
             duration_s: how long the step took, for the slot-seconds of requests.
+            plan: of the step, if the one before it was recorded too: after a step of decodes the
+                counts follow from those before it.
 
         Raises:
             RuntimeError: the classes do not sum to the pool; every term is printed.
         """
         batch, block_size = self._batch, self._batch.limits.block_size
         pool = batch.pool
-        self._spend(duration_s)
+        self._spend(duration_s, plan)
         is_shared_with_dead = pool.num_extra_refs > 0 and bool(batch.finished or batch.dead)
         running = self._exactly(batch.running) if is_shared_with_dead else self._quickly()
         unfit = self._num_unfit_blocks() * block_size
@@ -190,20 +193,36 @@ class Ledger:
             held -= {b for r in batch.running for s in r.live for b in s.block_table}
         return len(held)
 
-    def _spend(self, duration_s: float) -> None:
+    def _spend(self, duration_s: float, plan: StepPlan | None) -> None:
         """Columns of this step, one entry per running request, and slot-seconds from them."""
-        running = self._batch.running
-        if running != self._members:
+        running, block_size = self._batch.running, self._batch.limits.block_size
+        is_same = running == self._members
+        if not is_same:
             self.settle()
             self._members = list(running)
             self._slot_s = np.zeros((4, len(running)))
-        self._columns = columns = self._columns_of(running)
+        if is_same and plan is not None and self._all_decoded(plan):
+            columns = self._columns
+            columns[:2] += 1
+            columns[3] = -columns[1] % block_size
+            columns[2] = columns[1] + columns[3]
+        else:
+            self._columns = columns = self._columns_of(running)
         if self._promises or (self._may_promise_ahead and (columns[1] > columns[0]).any()):
             for request in running:
                 for sequence in request.live:
                     self._note_promise(sequence)
         self._slot_s += columns * duration_s
         self._spend_on_the_dead(duration_s)
+
+    def _all_decoded(self, plan: StepPlan) -> bool:
+        """Whether every running request has one token more than before, and nothing else changed:
+        then it holds the blocks that its tokens fill.
+        """
+        batch, num_rows = self._batch, len(plan.rows)
+        others = batch.groups or plan.entries or batch.finished or batch.dead
+        is_plain = not others and not self._may_promise_ahead
+        return is_plain and num_rows == len(batch.running) and num_rows == plan.num_tokens
 
     def _spend_on_the_dead(self, duration_s: float) -> None:
         """What finished requests and ended sequences hold until the batch dissolves is theirs."""

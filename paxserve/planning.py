@@ -8,6 +8,8 @@ what the step has been given so far lies in `draft.py`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
+from typing import Any
 
 from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
@@ -21,7 +23,7 @@ from paxserve.request import FinishReason, Request, State
 from paxserve.request import Sequence as TokenSequence
 from paxserve.step import RowPlan, StepPlan
 
-_new_tuple = tuple.__new__  # half the cost of RowPlan(...), on the path of every decoded token
+_new_tuple: Any = tuple.__new__  # half the cost of RowPlan(...), for every decoded token
 
 
 class StepInMaking:
@@ -141,23 +143,21 @@ class StepInMaking:
         """
         draft, batch, block_size = self._draft, self._batch, self.limits.block_size
         num, rows = len(requests), draft.rows
-        if num > draft.budget_left or batch.groups or batch.finished or batch.begun or rows:
+        # All that run, each with one sequence in its row that has come to what it sampled there.
+        is_usual = list(requests) == batch.running and not (batch.groups or batch.begun or rows)
+        if not is_usual or num > draft.budget_left:
             return None
         sequences = [request.sequences[0] for request in requests]
         positions = [sequence.num_computed_tokens for sequence in sequences]
-        places = [sequence.row for sequence in sequences]
         offsets = [position % block_size for position in positions]
-        is_usual = (
-            min(places, default=0) >= 0
-            and [sequence.num_remaining_tokens for sequence in sequences].count(1) == num
-            and len(set(places)) == num
-        )
-        if not is_usual or not self._extend_full(requests, offsets):
+        if not self._extend_full(requests, offsets):
             return None
-        for sequence, position, place in zip(sequences, positions, places, strict=True):
+        for sequence, position in zip(sequences, positions, strict=True):
             sequence.num_computed_tokens = position + 1
-            sequence_id = sequence.sequence_id
-            rows[sequence_id] = _new_tuple(RowPlan, (sequence_id, place, position, 1, 1, ()))
+        ids = [sequence.sequence_id for sequence in sequences]
+        places = [sequence.row for sequence in sequences]
+        columns = zip(ids, places, positions, repeat(1), repeat(1), repeat(()), strict=False)
+        rows.update(zip(ids, map(_new_tuple, repeat(RowPlan), columns), strict=False))
         draft.budget_left -= num
         if self._publishes:
             for i in _indices(offsets, block_size - 1):

@@ -146,12 +146,11 @@ class Scheduler:
         self.events.now_s = now_s
         batch = self.batch
         progressed: list[Request] = []
-        by_sequence, has_groups = batch.by_sequence, bool(batch.groups)
+        find, has_groups = batch.by_sequence.get, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
         for row, output in zip(plan.rows, result.outputs, strict=True):
             tokens, logprobs = output
-            found = by_sequence.get(row[0])
-            if not tokens or found is None:
+            if not tokens or (found := find(row[0])) is None:
                 continue
             request, sequence = found
             if sequence.finish_reason is not None:

@@ -78,6 +78,8 @@ class _Chain:
         self, token_ids: Sequence[int], block_ids: Sequence[int], *, salt: str, start: int
     ) -> list[int]:
         check_tokens(token_ids, block_ids, self._block_size)
+        if 0 < start == len(block_ids) - 1 and self._append(token_ids, block_ids, salt):
+            return [block_ids[start]]
         published: list[int] = []
         prefix, first = self._resume(block_ids, start)
         for number in range(first, len(block_ids)):
@@ -89,6 +91,23 @@ class _Chain:
             if self._enter(prefix, block_ids[number]):
                 published.append(block_ids[number])
         return published
+
+    def _append(self, token_ids: Sequence[int], block_ids: Sequence[int], salt: str) -> bool:
+        """The usual insertion, on the path of every decode: one new block, whose prefix nobody has,
+        behind one that is indexed. False, and nothing changed, if it is not that.
+        """
+        number, before, block_id = len(block_ids) - 1, block_ids[-2], block_ids[-1]
+        parent = self._prefixes.get(before)
+        if parent is None or parent.block_id != before or parent.depth != number - 1:
+            return False
+        key = block_key(token_ids, number, block_size=self._block_size, salt=salt)
+        digest = chain_digest(parent.digest, key)
+        if block_id in self._prefixes or digest in self._by_digest:
+            return False
+        prefix = _Prefix(parent, key, digest, number, block_id)
+        self._by_digest[digest] = self._prefixes[block_id] = prefix
+        self._num_indexed += 1
+        return True
 
     def depth(self, block_id: int) -> int:
         return self._indexed(block_id).depth

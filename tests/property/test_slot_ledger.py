@@ -69,15 +69,16 @@ class Watched:
         self.slot_s = {}
         self.num_quick = 0
 
-    def record(self, duration_s):
+    def record(self, duration_s, plan=None):
         batch, block_size = self.batch, self.batch.limits.block_size
-        counts = self.record_inside(duration_s)
+        counts = self.record_inside(duration_s, plan)
         assert counts == expected_counts(batch, counts.free_unfit)
         assert counts.free_unfit == 0 or batch.policies.placement.contiguous
         extra = sum(len(s.block_table) for r in batch.requests.values() for s in r.sequences)
         tables = {b for r in batch.requests.values() for s in r.sequences for b in s.block_table}
         assert self.ledger.num_shared_owners[-1] == (extra - len(tables)) * block_size
-        if not self.ledger._has_forks():
+        is_shared = batch.pool.num_extra_refs > 0
+        if not (is_shared and (batch.finished or batch.dead)):
             self.num_quick += 1
             assert self.ledger._quickly() == self.ledger._exactly(batch.running)
         for request in batch.running:
@@ -86,6 +87,11 @@ class Watched:
             sums[0] += sum(filled for filled, _ in own.values()) * duration_s
             sums[1] += sum(promised for _, promised in own.values()) * duration_s
             sums[2] += len(own) * block_size * duration_s
+        dead = [s for request in batch.finished for s in request.live] + batch.dead
+        for sequence in dead:  # held, though no token of it is live
+            request, _ = batch.by_sequence[sequence.sequence_id]
+            sums = self.slot_s.setdefault(request, [0.0, 0.0, 0.0])
+            sums[2] += len(sequence.block_table) * block_size * duration_s
         return counts
 
     def check_slot_seconds(self, requests):
