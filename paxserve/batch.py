@@ -114,7 +114,7 @@ class Batch:
             Kind.PREEMPTED,
             request.request_id,
             num_tokens=num_lost_tokens,
-            row=request.sequence.row,
+            row=_only_row(request),
             detail=method,
         )
         request.num_preemptions += 1
@@ -248,7 +248,7 @@ class Batch:
             Kind.FINISHED,
             request.request_id,
             num_tokens=request.num_output_tokens,
-            row=request.sequence.row,
+            row=_only_row(request),
             detail=error or str(reason),
         )
         self.see(Kind.FINISHED, request)
@@ -307,3 +307,8 @@ class Batch:
         del self.requests[request.request_id]
         for sequence in request.sequences:
             del self.by_sequence[sequence.sequence_id]
+
+
+def _only_row(request: Request) -> int:
+    """The row of a request with one sequence; -1 where an event is of several rows, or of none."""
+    return request.sequences[0].row if len(request.sequences) == 1 else -1

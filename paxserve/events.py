@@ -31,7 +31,9 @@ UNASKED = "batching did not ask"  # why a head is held back whom nothing has ref
 
 
 class Event(NamedTuple):
-    """One entry; `detail` is a reason, a method or an error text. `row` is -1 without a row."""
+    """One entry; `detail` is a reason, a method or an error text. `row` is -1 without a row, and
+    for what happens to several rows at once; rows enter and are released one by one.
+    """
 
     step_id: int
     time_s: float

@@ -94,6 +94,8 @@ def _life(
         becomes = _BECOMES.get(kind)
         if becomes is None or (kind == Kind.ENTERED and state == "running"):
             continue  # a request of several sequences enters several rows
+        if kind == Kind.RELEASED and state != "held":
+            continue  # one of several sequences has ended
         if state:
             detail = {"detail": event["detail"]} if event["detail"] else {}
             spans.append(Span(state, since_s, now_s, detail))
