@@ -166,7 +166,6 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
         "num_refused": len(refused),
-        "kv_pool_tokens": engine.limits.num_usable_slots,
         "warm_up_s": warm_up_s,
         "num_executables": num_executables,
     }

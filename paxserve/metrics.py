@@ -164,6 +164,7 @@ def _memory(
     num_entered = sum(step.num_entered_tokens for step in steps)
     num_cached = sum(step.num_cached_tokens for step in steps)
     summary |= {
+        "kv_pool_tokens": sum(slots[0]) - slots[0].null if slots else None,
         "prefix_hit_tokens": num_cached,
         "prefix_hit_rate": num_cached / num_entered if num_entered else None,
         "evicted_blocks": sum(step.num_evicted for step in steps),
