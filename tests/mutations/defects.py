@@ -383,7 +383,7 @@ DEFECTS = [
     Defect(
         "ledger.py",
         "counts[block_id] = max(here, counts.get(block_id, 0))",
-        "counts[block_id] = here",
+        "counts[block_id] = here + counts.get(block_id, 0)",
         LEDGER,
     ),
     Defect(
