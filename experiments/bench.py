@@ -117,7 +117,9 @@ def bench_host() -> None:
     unit_s = statistics.median(python_s)
     name = "host: plan + pack + ledger + apply, 256 decodes, hash chain / sum(range(256))"
     _report(name, host_s, python_s, 300)
-    for part, seconds in zip(("plan", "pack", "ledger", "apply"), zip(*parts_s, strict=True), strict=True):
+    for part, seconds in zip(
+        ("plan", "pack", "ledger", "apply"), zip(*parts_s, strict=True), strict=True
+    ):
         median_s = statistics.median(seconds)
         print(f"  {part}: {1e6 * median_s:.0f} us, {median_s / unit_s:.0f} x")
 

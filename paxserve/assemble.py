@@ -128,7 +128,8 @@ def scripted_engine(
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
-    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say` receives warnings; there is no status line, since nobody waits.
+    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say`
+    receives warnings; there is no status line, since nobody waits.
 
     Raises:
         ValueError: no pool size, or sizes that do not fit each other.

@@ -11,7 +11,7 @@ from heapq import heappop, heappush
 from paxserve.admission import Seen
 from paxserve.events import EventLog, Kind
 from paxserve.gates import Gates
-from paxserve.kv.block_pool import BlockPool
+from paxserve.kv.block_pool import NO_MATCH, BlockPool, Match
 from paxserve.kv.block_table import BlockTables
 from paxserve.kv.host_pool import HostPool
 from paxserve.limits import Limits
@@ -36,9 +36,7 @@ class Batch:
         self.limits = limits
         self.policies = policies
         self.pool = self._new_pool()
-        self.tables = BlockTables(
-            pool=self.pool, reservation=policies.reservation, limits=limits
-        )
+        self.tables = BlockTables(pool=self.pool, reservation=policies.reservation, limits=limits)
         self.host_pool = HostPool(limits.num_host_blocks)
         self.waiting = WaitingQueue(policies.admission)
         self.gates = Gates(policies.gates)
@@ -54,6 +52,7 @@ class Batch:
         self.num_hit_tokens = 0
         self.num_entered_tokens = 0
         self._num_admitted = 0
+        self._matches: dict[Request, Match] = {}
         self._events = events
 
     def _new_pool(self) -> BlockPool:
@@ -76,6 +75,7 @@ class Batch:
     def enter(self, request: Request) -> None:
         """A waiting request, whose tables hold its memory already, takes the lowest free rows."""
         self.waiting.remove(request)
+        self._matches.pop(request, None)
         self.running.append(request)
         if len(request.sequences) > 1:
             self.groups.add(request)
@@ -135,14 +135,23 @@ class Batch:
             start=start,
         )
 
+    def hits(self, request: Request) -> list[int]:
+        """The blocks of a waiting request that the prefix cache has now, short of its last token:
+        that must be computed to sample from it.
+        """
+        trunk = request.trunk
+        match = self.pool.match(
+            trunk.token_ids,
+            salt=request.origin.cache_salt,
+            num_blocks=(trunk.num_known_tokens - 1) // self.limits.block_size,
+            earlier=self._matches.get(request, NO_MATCH),
+        )
+        self._matches[request] = match
+        return match.block_ids
+
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that the prefix cache has now."""
-        trunk, block_size = request.live[0], self.limits.block_size
-        num_blocks = (trunk.num_known_tokens - 1) // block_size
-        found = self.pool.index.match(
-            trunk.token_ids, salt=request.origin.cache_salt, num_blocks=num_blocks
-        )
-        return len(found) * block_size
+        return len(self.hits(request)) * self.limits.block_size
 
     def see(
         self,
@@ -203,6 +212,7 @@ class Batch:
                 sequence.block_table.clear()
                 sequence.host_blocks.clear()
                 sequence.num_reserved_tokens, sequence.row, sequence.source = 0, -1, None
+        self._matches.clear()
         self.requests.clear()
         self.by_sequence.clear()
         self.waiting.clear()
@@ -293,6 +303,7 @@ class Batch:
             sequence.host_blocks.clear()
 
     def _forget(self, request: Request) -> None:
+        self._matches.pop(request, None)
         del self.requests[request.request_id]
         for sequence in request.sequences:
             del self.by_sequence[sequence.sequence_id]

@@ -6,6 +6,7 @@ devices, which kind of clock or executor it was given.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
 from paxserve.block_log import BlockLog
 from paxserve.clock import Clock
@@ -57,6 +58,8 @@ class Engine:
         self._intake = intake
         self._notices = notices
         self._texts = Texts(tokenizer)
+        self._is_deciding = False
+        self._let_go: list[Request] = []
 
     # Requests.
 
@@ -100,7 +103,13 @@ class Engine:
         return request
 
     def abort(self, request_id: str) -> bool:
-        """End a request in whatever state it is; False if it is unknown or has ended."""
+        """End a request in whatever state it is; False if it is unknown or has ended.
+
+        Raises:
+            RuntimeError: a step is being decided, or its tokens dealt out: nobody may leave then.
+        """
+        if self._is_deciding:
+            raise RuntimeError(f"request {request_id} cannot be aborted while a step is decided")
         request = self.scheduler.batch.requests.get(request_id)
         if request is None or request.state is State.FINISHED:
             return False
@@ -110,7 +119,12 @@ class Engine:
         return True
 
     def discard(self, request: Request) -> None:
-        """Abort a request, if it has not ended, without a word of it in the next step."""
+        """Abort a request, if it has not ended, without a word of it in the next step. While a step
+        is decided, as when a stream is collected as garbage, it is put off to the next one.
+        """
+        if self._is_deciding:
+            self._let_go.append(request)
+            return
         if request.finish_reason is None and self.abort(request.request_id):
             self.scheduler.batch.ended.remove(request)
 
@@ -132,6 +146,8 @@ class Engine:
         planned is lost: every live request ends with an error, memory is released, and the failure
         is raised. The engine then serves new requests.
         """
+        while self._let_go:
+            self.discard(self._let_go.pop())
         try:
             progressed, slots = self._step()
         except BaseException as failure:
@@ -156,7 +172,8 @@ class Engine:
         num_entered, num_hit = batch.num_entered_tokens, batch.num_hit_tokens
         num_evicted = batch.pool.num_evicted
         start_s = clock.now_s()
-        plan = scheduler.plan(now_s=start_s)
+        with self._deciding():
+            plan = scheduler.plan(now_s=start_s)
         if plan is None:
             return [], None
         self.executor.submit(plan)
@@ -192,10 +209,19 @@ class Engine:
             largest_free_run=self.ledger.largest_free_run,
         )
         self.steps.append(record)
-        progressed = scheduler.apply(
-            plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
-        )
+        with self._deciding():
+            progressed = scheduler.apply(
+                plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
+            )
         return progressed, slots
+
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        self._is_deciding = True
+        try:
+            yield
+        finally:
+            self._is_deciding = False
 
     def __iter__(self) -> Iterator[Delta]:
         """Stream everything: run until nothing is left, yielding what each step adds."""
@@ -234,7 +260,7 @@ class Engine:
 
     def _check_policies_serve(self, request: Request) -> None:
         try:
-            self.scheduler.policies.check_request(request)
+            self.scheduler.policies.check_request(request, self.limits)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 

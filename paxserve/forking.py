@@ -26,9 +26,7 @@ def advance_beams(
     assert beams is not None
     num_output = len(places[0].token_ids) - request.num_prompt_tokens
     stop_ids = request.stop_ids if num_output >= request.params.min_tokens else frozenset()
-    going_on, ending = choose(
-        _candidates(request, outputs), width=beams.width, stop_ids=stop_ids
-    )
+    going_on, ending = choose(_candidates(request, outputs), width=beams.width, stop_ids=stop_ids)
     for candidate in ending:
         beams.completed.append(_ended(request, places[candidate.parent], candidate, now_s))
     dealt = _deal(batch, request, going_on, now_s)
@@ -67,12 +65,15 @@ def _deal(
     free = [place for place in range(len(places)) if place not in place_of.values()]
     forks = [(i, free.pop(0)) for i in range(len(going_on)) if i not in place_of]
     parents = [(list(p.token_ids), list(p.token_times_s), list(p.block_table)) for p in places]
-    for i, place in forks:  # references first, so that no block is let go that lives on
+    for i, _ in forks:  # references first, so that no block is let go that lives on
         batch.pool.share(parents[going_on[i].parent][2], is_hit=False)
     for i, place in forks:
         parent, sequence = going_on[i].parent, places[place]
         batch.tables.let_go(sequence)
-        sequence.token_ids, sequence.token_times_s = list(parents[parent][0]), list(parents[parent][1])
+        sequence.token_ids, sequence.token_times_s = (
+            list(parents[parent][0]),
+            list(parents[parent][1]),
+        )
         sequence.block_table.extend(parents[parent][2])
         sequence.num_reserved_tokens = places[parent].num_reserved_tokens
         sequence.num_published_blocks = places[parent].num_published_blocks
@@ -113,9 +114,7 @@ def _end(batch: Batch, request: Request, dealt: list[Sequence]) -> None:
         )
         for place in dealt
     ]
-    ranked = sorted(
-        [*beams.completed, *unfinished], key=lambda h: -h.score(beams.length_penalty)
-    )
+    ranked = sorted([*beams.completed, *unfinished], key=lambda h: -h.score(beams.length_penalty))
     nothing = Hypothesis((), (), -inf, None, False)
     ranked += [nothing] * (len(request.sequences) - len(ranked))
     for sequence, hypothesis in zip(request.sequences, ranked, strict=False):

@@ -179,7 +179,10 @@ def _device(steps: Sequence[StepRecord]) -> Summary:
     num_tokens = sum(step.num_tokens for step in steps)
     padded_tokens = sum(step.padded_tokens for step in steps)
     num_rows, padded_rows = sum(s.num_rows for s in steps), sum(s.padded_rows for s in steps)
-    num_blocks, padded_blocks = sum(s.num_blocks for s in steps), sum(s.padded_blocks for s in steps)
+    num_blocks, padded_blocks = (
+        sum(s.num_blocks for s in steps),
+        sum(s.padded_blocks for s in steps),
+    )
     summary: Summary = {
         "num_steps": len(steps),
         "computed_tokens": num_tokens,

@@ -55,7 +55,7 @@ class Notices:
     def after_step(self, record: StepRecord, slots: SlotCounts, events: EventLog) -> None:
         """Look at one step."""
         usable = sum(slots) - slots.null
-        block_share = 1 - (slots.free + slots.free_unfit) / usable
+        block_share = 1 - (slots.free + slots.free_unfit + slots.cached) / usable
         use = f"KV {block_share:.0%} in blocks, {slots.live / usable:.0%} live"
         if block_share > FULL_SHARE and record.num_waiting and not self._warned_full:
             self._warned_full = True

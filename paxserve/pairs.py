@@ -75,7 +75,7 @@ def policies_of(names: Names) -> Policies:
     """One choice per axis."""
     own: dict[str, Any] = {axis: policy(axis, names[axis]) for axis in POLICY_AXES}
     own[GATE] = [] if names[GATE] == NO_GATE else [policy(GATE, names[GATE])]
-    return load_policies(names | {GATE: ""}, own=own)
+    return load_policies({**names, GATE: ""}, own=own)
 
 
 def why_not(names: Names) -> str | None:
@@ -95,7 +95,7 @@ def company(
     Returns:
         One choice per axis, and None; or the usual company and what is wrong with it.
     """
-    usual = {axis: names[0] for axis, names in choices_of.items()} | given
+    usual = {**{axis: names[0] for axis, names in choices_of.items()}, **given}
     first_reason = judge(usual)
     if first_reason is None:
         return usual, None

@@ -83,17 +83,29 @@ class Policies:
             )
         self._check_longest_fits(limits)
 
-    def check_request(self, request: Request) -> None:
+    def check_request(self, request: Request, limits: Limits) -> None:
         """Refuse a request that these choices cannot serve.
 
         Raises:
             ValueError: names the choice and what the request lacks.
         """
-        if self.reservation.needs_true_lengths:
-            if request.origin.num_true_output_tokens is None:
+        lacks_length = request.origin.num_true_output_tokens is None
+        if self.reservation.needs_true_lengths and lacks_length:
+            raise ValueError(
+                f"reservation {_name(self.reservation)} reads true output lengths, but request "
+                f"{request.request_id} brings none: use a workload that knows them"
+            )
+        num_sequences = len(request.sequences)
+        if num_sequences > 1 and not self.shares:
+            promise = self.reservation.num_tokens(
+                request, num_needed=request.num_prompt_tokens, limits=limits
+            )
+            num_blocks = num_sequences * -(-promise // limits.block_size)
+            if num_blocks > limits.num_usable_blocks:
                 raise ValueError(
-                    f"reservation {_name(self.reservation)} reads true output lengths, but request "
-                    f"{request.request_id} brings none: use a workload that knows them"
+                    f"request {request.request_id} has {num_sequences} sequences, for which "
+                    f"reservation {_name(self.reservation)} holds {num_blocks} blocks; the pool "
+                    f"has {limits.num_usable_blocks} of {limits.block_size} tokens"
                 )
         if request.beams is not None and not self.shares:
             raise ValueError(

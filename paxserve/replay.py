@@ -27,7 +27,6 @@ from paxserve.workload import Arrival, Source, Vocabulary
 from paxserve.workload.sources.listed import Listed
 
 OWN, OTHER = "own", "other"
-_OF_EXECUTOR = ("executor", "kernel", "model")
 _NOT_REPLAYED = ("workload", "experiment", "run")
 
 
@@ -65,7 +64,8 @@ def replay(
 
     Args:
         run: recorded with `arrivals.jsonl`.
-        overrides: as of `paxserve run`; those of the executor hold for both servings.
+        overrides: as of `paxserve run`; those of the executor hold for both servings, and so does
+            a policy of a user's own that the run had and that is named again.
         out: the directory; default: a new one under runs/.
         say, progress: as of `experiment.run`.
 
@@ -76,16 +76,13 @@ def replay(
     arrivals = tuple(with_forced_length(arrival) for arrival in read_arrivals(run.path))
     if not arrivals:
         raise ValueError(f"{run.path} has no request that ended well: there is nothing to replay")
-    of_executor = [
-        o for o in overrides if key_of(o).split(".")[0] in ("executor", "kernel", "model")
-    ]
+    named_again = {f"{group}={name}" for group, name in run.config.get("choices", {}).items()}
+    of_both = [o for o in overrides if o in named_again or _is_of_executor(o)]
     path = new_run_dir(None if out is None else str(out))
     served = []
-    for name, asked in ((OWN, of_executor), (OTHER, overrides)):
+    for name, asked in ((OWN, of_both), (OTHER, overrides)):
         config, choices, explicit = settings_of(run, asked, arrivals)
-        say(
-            f"replay under {'its own' if name == OWN else 'other'} policies: {len(arrivals)} requests"
-        )
+        say(f"replay of {len(arrivals)} requests under {name} policies")
         done = experiment.run(
             config, choices=choices, explicit=explicit, say=say, progress=progress,
             workload=Recorded(arrivals),
@@ -115,10 +112,9 @@ def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arr
     _check_own(run, kept)
     config, choices, explicit = compose_config([*_as_overrides(kept), *overrides])
     for group, values in run.config.items():
-        if isinstance(values, dict) and group in config and _is_same(group, recorded, choices):
-            for key, value in values.items():
-                if f"{group}.{key}" not in asked:
-                    config[group][key] = value
+        if isinstance(values, dict) and _is_same(group, recorded, choices):
+            kept_values = {k: v for k, v in values.items() if f"{group}.{k}" not in asked}
+            config[group] = {**(config.get(group) or {}), **kept_values}
     if "seed" not in asked:
         config["seed"] = run.config.get("seed", 0)
     _force(config)
@@ -127,6 +123,10 @@ def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arr
     choices = {g: c for g, c in choices.items() if g.split("/")[0] not in _NOT_REPLAYED}
     choices["workload"] = "recorded"
     return config, choices, [key for key in explicit if key in asked]
+
+
+def _is_of_executor(override: str) -> bool:
+    return key_of(override).split(".")[0] in ("executor", "kernel", "model")
 
 
 def _check_own(run: RunTables, kept: Mapping[str, str]) -> None:
@@ -144,7 +144,8 @@ def _as_overrides(kept: Mapping[str, str]) -> list[str]:
 
 
 def _is_same(group: str, recorded: Mapping[str, str], choices: Mapping[str, str]) -> bool:
-    return group not in _NOT_REPLAYED and recorded.get(group) == choices.get(group)
+    is_choice = group in recorded and group not in _NOT_REPLAYED
+    return is_choice and recorded[group] == choices.get(group)
 
 
 def _force(config: dict[str, Any]) -> None:

@@ -148,7 +148,7 @@ def _check_sharing(engine: Engine) -> None:
 
 def _check_host(engine: Engine) -> None:
     batch = engine.scheduler.batch
-    held = [set(b for s in r.live for b in s.host_blocks) for r in batch.waiting]
+    held = [{b for s in r.live for b in s.host_blocks} for r in batch.waiting]
     num_held = sum(map(len, held))
     assert num_held == len(set().union(*held))
     assert num_held + batch.host_pool.num_free == batch.host_pool.num_blocks

@@ -26,7 +26,7 @@ def _norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
 def _rotate(x: np.ndarray, rope: RopeConfig) -> np.ndarray:
     num_tokens, _, head_dim = x.shape
     angle = np.arange(num_tokens)[:, None] * inverse_frequencies(rope, head_dim)[None]
-    cos, sin = np.cos(angle)[:, None], np.sin(angle)[:, None]
+    cos, sin = (f(angle)[:, None].astype(x.dtype) for f in (np.cos, np.sin))
     first, second = np.split(x, 2, axis=-1)
     return np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
 
@@ -34,7 +34,7 @@ def _rotate(x: np.ndarray, rope: RopeConfig) -> np.ndarray:
 def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> np.ndarray:
     num_tokens, num_heads, head_dim = q.shape
     k, v = (np.repeat(x, num_heads // x.shape[1], axis=1) for x in (k, v))
-    scores = np.einsum("qnh,knh->nqk", q, k) / np.sqrt(head_dim)
+    scores = np.einsum("qnh,knh->nqk", q, k) * head_dim**-0.5
     gap = np.arange(num_tokens)[:, None] - np.arange(num_tokens)[None]
     seen = (gap >= 0) & (gap < (window or num_tokens))
     scores = np.where(seen, scores, -np.inf)
@@ -44,7 +44,7 @@ def _attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None) -> 
 
 
 def logits(config: ModelConfig, params: dict[str, np.ndarray], ids: list[int]) -> np.ndarray:
-    """Logits [T, V] of every position."""
+    """Logits [T, V] of every position, in the dtype of the parameters."""
     c, p = config, params
     x = p["embed"][np.asarray(ids)]
     for i in range(c.num_layers):

@@ -76,7 +76,9 @@ def _engine(*, num_rows: int) -> tuple[Engine, Tokenizer]:
     )
     model = load_model(MODEL)
     chosen = policies(batching="chunked_prefill")
-    engine = real_engine(model, settings=settings, policies=chosen, say=lambda line: None)
+    engine = real_engine(
+        model, settings=settings, policies=chosen, forks=True, say=lambda line: None
+    )
     assert isinstance(engine.executor, Real)
     assert model.tokenizer is not None
     engine.executor.warm_up([Variant.LOGPROBS])

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from paxserve.claims import Claim, Row, Scale, within
+from paxserve.claims import Claim, Row, Scale, Values, within
 from paxserve.claims.constant import Constant
 from paxserve.claims.serving import ask, baseline_policies, make_engine, make_limits, run_to_end
 from paxserve.draws import Stream, stream
@@ -142,8 +142,7 @@ def _bars(uses: Mapping[str, Use], numbers: Mapping[str, int]) -> Claim:
     ]
     live = [use.live for use in uses.values()]
     sizes = [
-        f"{numbers[name]} requests and {use.num_steps} steps ({name})"
-        for name, use in uses.items()
+        f"{numbers[name]} requests and {use.num_steps} steps ({name})" for name, use in uses.items()
     ]
     note = f"{', '.join(sizes)}; the paper's sample is heavier (see B6), so Max is less full here"
     return B5.measured(measured, holds=all(is_near) and live == sorted(live), note=note)
@@ -176,7 +175,7 @@ def _waste(uses: Mapping[str, Use], heavier: Mapping[str, Use]) -> Claim:
         f"length, and more of them fit in blocks; with lengths {_HEAVIER} times as long (see B6): "
         f"{as_if}, which {'holds' if as_if.is_as_stated else 'does not hold'}"
     )
-    values = {
+    values: Values = {
         "waste of Orca Max, Pow2, Oracle, %": found.before,
         "waste paged, %": found.paged,
         "requests, paged to Max and to Pow2": found.ratios,

@@ -31,9 +31,7 @@ def preemption(scale: Scale) -> Iterator[Claim]:
     roomy, _, _ = _serve("recompute", num_blocks=1000)
     tight = {name: _serve(name, num_blocks=40) for name in ("recompute", "swap")}
     warnings = [warning for _, told, _ in tight.values() for warning in told]
-    silent = [
-        name for name, (_, told, _) in tight.items() if not any(warning.startswith("preemption ") for warning in told)
-    ]
+    silent = [name for name, (_, told, _) in tight.items() if not any(map(_is_of_one, told))]
     counts = {name: num_preempted for name, (_, _, num_preempted) in tight.items()}
     measured = {
         f"requests with other tokens, {name}": _num_different(roomy, tokens)
@@ -43,8 +41,8 @@ def preemption(scale: Scale) -> Iterator[Claim]:
     yield B10.measured(
         measured,
         holds=measured == B10.stated and not silent and all(counts.values()),
-        note=f"preemptions: {counts}; warned of neither: {silent or 'none'}; "
-        f"first warning: {warnings[0] if warnings else 'none'}",
+        note=f"preemptions: {counts['recompute']} recomputed, {counts['swap']} swapped; without "
+        f"a warning: {', '.join(silent) or 'neither'}; e.g. {warnings[-1] if warnings else ''}",
     )
 
 
@@ -63,6 +61,11 @@ def _serve(how: str, *, num_blocks: int) -> tuple[list[list[int]], list[str], in
 
 def _num_different(expected: list[list[int]], found: list[list[int]]) -> int:
     return sum(ours != theirs for ours, theirs in zip(expected, found, strict=True))
+
+
+def _is_of_one(warning: str) -> bool:
+    """Whether a preemption is told, and not only that some may follow."""
+    return warning.startswith("preemption ")
 
 
 def _is_complete(warning: str) -> bool:

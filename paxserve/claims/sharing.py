@@ -97,8 +97,8 @@ def system_prompt(scale: Scale) -> Iterator[Claim]:
 def copy_on_write(scale: Scale) -> Iterator[Claim]:
     """C2: tokens are hashes of what lies in the KV slots, so a sibling's write would show."""
     engine = make_engine(make_limits(), policies())
-    prompt, how = _ids(_PROMPT, 0), {"temperature": 1.0}
-    request = ask(engine, prompt, 12, n=_SAMPLES, seed=_SEED, **how)
+    prompt = _ids(_PROMPT, 0)
+    request = ask(engine, prompt, 12, n=_SAMPLES, seed=_SEED, temperature=1.0)
     engine.step()
     before = _num_shared_by_all(engine)
     engine.step()
@@ -106,7 +106,7 @@ def copy_on_write(scale: Scale) -> Iterator[Claim]:
     run_to_end(engine)
     alone = make_engine(make_limits(), policies())
     singles = [
-        ask(alone, prompt, 12, seed=seed_of_sample(_SEED, index), **how)
+        ask(alone, prompt, 12, seed=seed_of_sample(_SEED, index), temperature=1.0)
         for index in range(_SAMPLES)
     ]
     run_to_end(alone)
@@ -178,10 +178,10 @@ def _savings(prompts: Sequence[int], outputs: Sequence[int], *, n: int) -> float
 
 
 def _alpaca_outputs(path: str, num_requests: int) -> list[int]:
-    """Output lengths of the first requests of the file, scaled to the paper's mean."""
+    """Output lengths drawn from the file, scaled to the paper's mean."""
     rows = [int(fields[0]) for _, fields in read_csv(path, ["gt_tokens"])]
     drawn = stream(_SEED, Stream.BLOCKS).choice(rows, num_requests)
-    return np.maximum(1, np.rint(drawn * _OUTPUT_SCALE)).astype(int).tolist()
+    return [max(1, round(length * _OUTPUT_SCALE)) for length in drawn.tolist()]
 
 
 def _ids(num_tokens: int, number: int) -> list[int]:

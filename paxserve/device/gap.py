@@ -12,12 +12,14 @@ import numpy as np
 from flax import nnx
 
 from paxserve.arrays import StepArrays
+from paxserve.device.buckets import Exact
+from paxserve.device.forward import Weights
 from paxserve.device.kv_blocks import allocate
 from paxserve.device.llama import Llama
 from paxserve.device.sampling import perturbed_logits
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
-from paxserve.pack import Exact, Packer
+from paxserve.pack import Packer
 from paxserve.step import RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
 
 _BLOCK_SIZE = 16
@@ -60,7 +62,7 @@ class GapMeter:
 
 def _logits(
     graph: nnx.GraphDef[Llama],
-    state: nnx.State,
+    state: Weights,
     kv_blocks: tuple[jax.Array, ...],
     arrays: StepArrays,
     *,

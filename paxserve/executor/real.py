@@ -36,7 +36,8 @@ from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult, TokenLogpr
 type Progress = Callable[[int, int], None]
 
 
-_NOTHING = StepOutputs(tokens=np.zeros(0, np.int32), logprobs=None)
+_NO_TOKENS: Any = np.zeros(0, np.int32)
+_NOTHING = StepOutputs(tokens=_NO_TOKENS, logprobs=None)
 
 
 class _InFlight(NamedTuple):

@@ -213,9 +213,10 @@ class Bench:
         """What forbids a cell; None if it can be run."""
         try:
             policies = self._policies(cell)
-            policies.check(self._limits(cell, policies.placement))
+            limits = self._limits(cell, policies.placement)
+            policies.check(limits)
             for request in self.requests[:1]:
-                policies.check_request(replace(request, origin=self.arrivals[0].origin))
+                policies.check_request(replace(request, origin=self.arrivals[0].origin), limits)
         except ValueError as error:
             return str(error)
         return None

@@ -186,7 +186,9 @@ def test_a_cache_that_takes_other_tokens_for_these_is_found(workplace, monkeypat
     assert wrong
     assert {cell["cell"]["prefix_cache"] for cell in wrong} == {"radix"}
     assert "DIFFERS" in out
-    place = r"4 requests differ, first request \d, sequence 0, position \d: token \d+ expected, token"
+    place = (
+        r"4 requests differ, first request \d, sequence 0, position \d: token \d+ expected, token"
+    )
     assert re.search(place, out)
 
 

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from builders import run_to_end
 from invariants import check_idle
+from numpy_beams import beam_search
 from real_builders import golden_entries, loaded, real_engine, shared_real, submit_ids
 
 from paxserve.batching.static import Static
@@ -146,6 +147,33 @@ def test_another_order_and_company():
         max_num_batched_tokens=64,
     )  # fmt: skip
     assert_same_tokens(requests, most=24)
+
+
+@pytest.mark.parametrize(("width", "num_tokens"), [(2, 6), (4, 4)])
+def test_beams_are_those_of_numpy(width, num_tokens):
+    """With the model's end token, beside a greedy request that goes on as ever."""
+    model, ids = loaded(NAME), entries("chat-0")["chat-0"]["prompt_token_ids"]
+    expected = beam_search(
+        model, ids, width=width, num_tokens=num_tokens, stop_ids=frozenset({2})
+    )  # fmt: skip
+    assert expected.margin > 1e-3
+    engine = real_engine(shared_real(NAME), model, max_num_batched_tokens=64)
+    chat = entries("chat-4")["chat-4"]
+    greedy = submit_ids(engine, chat["prompt_token_ids"], max_tokens=10)
+    beams = submit_ids(
+        engine, ids, max_tokens=num_tokens, beam_width=width, ignore_eos=False
+    )  # fmt: skip
+    run_to_end(engine)
+    check_idle(engine)
+    found = [tuple(beams.output_of(sequence)) for sequence in beams.sequences]
+    assert found == [beam.tokens for beam in expected.beams]
+    np.testing.assert_allclose(
+        [sequence.cumulative_logprob for sequence in beams.sequences],
+        [beam.cumulative_logprob for beam in expected.beams],
+        atol=LOGIT_TOLERANCE * num_tokens,
+        rtol=0,
+    )
+    assert list(greedy.output_token_ids) == reference(chat, 10)
 
 
 @pytest.mark.slow

@@ -108,7 +108,7 @@ class Stingy(HostPool):
 
 
 def serve_mixed(refuses, batching, cache, preemption, host_k=0):
-    """Samples and beams of two prompts in a pool that they fill, somebody preempted at step 3, 6, ..."""
+    """Samples and beams of two prompts in a pool that they fill; a preemption every third step."""
     limits = make_limits(
         block_size=2,
         num_blocks=13,
@@ -147,7 +147,9 @@ def outputs(engine):
 
 def wrong_ones(engine, expected):
     """Requests whose tokens are not those expected; each of these says why it failed."""
-    wrong = [r for r, e, g in zip(engine.requests, expected, outputs(engine), strict=True) if e != g]
+    wrong = [
+        r for r, e, g in zip(engine.requests, expected, outputs(engine), strict=True) if e != g
+    ]
     assert all(r.finish_reason is FinishReason.ERROR and r.error for r in wrong)
     return wrong
 

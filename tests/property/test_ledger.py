@@ -1,4 +1,4 @@
-"""The slot ledger against a count block by block, at every step of runs that share, swap and end early."""
+"""The slot ledger against a count block by block, at every step of runs that share and swap."""
 
 import pytest
 from builders import make_engine, make_limits, prompt_ids, submit
@@ -24,7 +24,7 @@ EOS, VOCAB_SIZE, STEP_S = 3, 12, 0.5
 
 
 def slots_of(batch, requests):
-    """Per block of these requests: slots with KV, and slots promised, each the most of any table."""
+    """Per block of these requests: slots with KV and slots promised, the most of any table."""
     block_size = batch.limits.block_size
     found = {}
     for request in requests:

@@ -87,9 +87,7 @@ class EngineMachine(RuleBasedStateMachine):
             num_host_blocks=data.draw(st.integers(1, 6)) if chosen["preemption"].swaps else 0,
             preempt_every_steps=data.draw(st.sampled_from([0, 0, 0, 2, 3])),
         )
-        self.engine = make_engine(
-            self.limits, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], **chosen
-        )
+        self.engine = make_engine(self.limits, vocab_size=VOCAB_SIZE, eos_token_ids=[EOS], **chosen)
         self.ended_by_hand = {}
         self.num_events = 0
         self.methods = {}
@@ -103,9 +101,7 @@ class EngineMachine(RuleBasedStateMachine):
         batchings = policies("batching")
         splitting = [batching for batching in batchings if not batching.whole_prompts]
         growing = [r for r in policies("reservation") if r.grows]
-        chosen = {
-            axis: draw(st.sampled_from(policies(axis))) for axis in ("eviction", "victim")
-        }
+        chosen = {axis: draw(st.sampled_from(policies(axis))) for axis in ("eviction", "victim")}
         return chosen | {
             "preemption": draw(st.sampled_from([Swap(), *policies("preemption")])),
             "batching": draw(st.sampled_from([*batchings, *splitting])),
@@ -132,7 +128,9 @@ class EngineMachine(RuleBasedStateMachine):
         if params.get("n", 1) > 1:
             params |= {"temperature": 1.0, "seed": len(self.engine.requests)}
         is_wrong = (
-            not 0 < len(token_ids) <= min(self.limits.num_usable_slots, self.limits.max_model_len - 1)
+            not 0
+            < len(token_ids)
+            <= min(self.limits.num_usable_slots, self.limits.max_model_len - 1)
             or num_sequences > self.limits.max_num_seqs
             or ("beam_width" in params and not self.engine.scheduler.policies.shares)
         )
@@ -300,9 +298,7 @@ class EngineMachine(RuleBasedStateMachine):
         if not hasattr(self, "engine"):
             return
         live = self.live(State.WAITING, State.RUNNING)
-        bound = 10 + sum(
-            (4 * self.limits.max_model_len + 8) * len(r.sequences) for r in live
-        )
+        bound = 10 + sum((4 * self.limits.max_model_len + 8) * len(r.sequences) for r in live)
         run_to_end(self.engine, max_steps=bound)
         check_idle(self.engine)
         for request in self.engine.requests:
@@ -330,7 +326,11 @@ class EngineMachine(RuleBasedStateMachine):
         COVERED["outgrew the pool"] += 1
         num_prompt = request.num_prompt_tokens
         assert request.beams or are_prefixes(got, expected)
-        longest = request.max_known_tokens - 1 if request.beams else num_prompt + max(map(len, expected)) - 1
+        longest = (
+            request.max_known_tokens - 1
+            if request.beams
+            else num_prompt + max(map(len, expected)) - 1
+        )
         if len(request.sequences) == 1:
             assert longest > self.room
             assert len(got[0]) == max(0, self.room - num_prompt + 1)

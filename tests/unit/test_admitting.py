@@ -1,7 +1,15 @@
-"""What a request finds when it enters: cached blocks, memory as gates see it, its blocks on the host."""
+"""What a request finds when it enters: cached blocks, memory as gates see it, host blocks."""
 
 import pytest
-from builders import Dictated, make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
+from builders import (
+    Dictated,
+    make_engine,
+    make_limits,
+    prompt_ids,
+    run_to_end,
+    submit,
+    tokens_alone,
+)
 from invariants import check
 
 from paxserve.batching import Grant, Reason

@@ -1,4 +1,4 @@
-"""The choice among hypotheses, and a search carried out, against an exhaustive one in plain Python."""
+"""The choice among hypotheses, and a search carried out, against an exhaustive one in Python."""
 
 from dataclasses import dataclass, field
 from math import inf
@@ -44,7 +44,7 @@ def test_the_score_divides_by_the_length_to_a_power(penalty, score):
 
 
 def logprob_of(table, context, token):
-    """The table's entry: the same contexts give the same numbers, steps of 1/8 so that sums are exact."""
+    """The table's entry: equal contexts give equal numbers; steps of 1/8, so sums are exact."""
     return -table[(sum(context) * 5 + len(context) * 3 + token) % len(table)] / 8
 
 
@@ -67,7 +67,9 @@ class Tabled:
         self.results.append(StepResult(plan.step_id, tuple(outputs), 1.0))
 
     def best(self, context):
-        found = [(logprob_of(self.table, context, token), token) for token in range(self.vocab_size)]
+        found = [
+            (logprob_of(self.table, context, token), token) for token in range(self.vocab_size)
+        ]
         found.sort(key=lambda pair: (-pair[0], pair[1]))
         found = found[: self.num_top]
         tops = TokenLogprobs(found[0][0], 1, *zip(*[(t, p) for p, t in found], strict=True))

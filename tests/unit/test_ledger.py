@@ -253,12 +253,13 @@ def test_unfit_is_asked_with_all_that_the_head_needs_also_when_nothing_is_promis
 
 def test_unfit_is_asked_with_the_longest_table_of_a_group():
     """Each of its three samples has a run of its own: one of 5 fits, though 15 do not."""
-    limits = make_limits(block_size=1, num_blocks=9, max_model_len=6)
+    limits = make_limits(block_size=1, num_blocks=19, max_model_len=6)
     engine = make_engine(limits, reservation=Max(), placement=FirstFit())
     pool = engine.scheduler.batch.pool
+    pool.take(10)
     held = pool.take(1)
     submit(engine, prompt_ids(5), n=3, temperature=1.0)
     assert engine.ledger._num_unfit_blocks() == 0  # 7 in a row, where a table needs 6
     more = pool.take(2)
     pool.release(held)
-    assert (more, engine.ledger._num_unfit_blocks()) == ([2, 3], 6)  # runs of 1 and 5
+    assert (more, engine.ledger._num_unfit_blocks()) == ([12, 13], 6)  # runs of 1 and 5

@@ -175,4 +175,6 @@ def test_the_hit_rate_is_of_tokens_that_entered():
     steps = [step(num_entered_tokens=30, num_cached_tokens=16), step(num_entered_tokens=10)]
     summary = summarize([served(0.0, [1.0])], steps, [SlotCounts(free=8)] * 2)
     assert (summary["prefix_hit_tokens"], summary["prefix_hit_rate"]) == (16, 0.4)
-    assert summarize([served(0.0, [1.0])], [step()], [SlotCounts(free=8)])["prefix_hit_rate"] is None
+    assert (
+        summarize([served(0.0, [1.0])], [step()], [SlotCounts(free=8)])["prefix_hit_rate"] is None
+    )

@@ -9,7 +9,6 @@ from invariants import check
 from paxserve.batching import Admit, Decodes, Grant, Reason
 from paxserve.batching.chunked_prefill import ChunkedPrefill
 from paxserve.batching.textbook import Textbook
-from paxserve.gate import MemoryView
 from paxserve.request import FinishReason, State
 
 
