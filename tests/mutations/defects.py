@@ -21,7 +21,7 @@ PREEMPTING = "unit/test_preempting.py::"
 PLANNING = "unit/test_planning.py::"
 CORE_LAW = "property/test_core_law.py::"
 SHARING_LAW = "property/test_sharing_law.py::"
-LEDGER = "property/test_ledger.py::"
+LEDGER = "property/test_slot_oracle.py::"
 
 DEFECTS = [
     # Reference counts and what is cached.
