@@ -22,7 +22,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paxserve.batch import Batch
-from paxserve.request import Request, Sequence
+from paxserve.request import Request, Sequence, State
 from paxserve.step import StepPlan
 
 
@@ -229,9 +229,13 @@ class Ledger:
         batch = self._batch
         ended = [(request, s) for request in batch.finished for s in request.live]
         ended += [batch.by_sequence[sequence.sequence_id] for sequence in batch.dead]
+        held: dict[Request, set[int]] = {}
         for request, sequence in ended:
-            num_slots = len(sequence.block_table) * batch.limits.block_size
-            request.held_slot_s += num_slots * duration_s
+            held.setdefault(request, set()).update(sequence.block_table)
+        for request, blocks in held.items():
+            if request.state is State.RUNNING:  # what its live sequences share is counted already
+                blocks.difference_update(*[sequence.block_table for sequence in request.live])
+            request.held_slot_s += len(blocks) * batch.limits.block_size * duration_s
 
     def _columns_of(self, running: list[Request]) -> np.ndarray:
         """[4, requests]: computed tokens, promised tokens, slots of all blocks and tail slots of

@@ -243,7 +243,11 @@ def enter(engine: Engine, number: int, ask: Ask) -> None:
         ask.token_ids(number),
         max_tokens=ask.output,
         request_id=f"R{number}",
-        origin=Origin(client=ask.client, num_true_output_tokens=ask.output),
+        origin=Origin(
+            client=ask.client,
+            num_true_output_tokens=ask.output,
+            num_declared_output_tokens=ask.output,
+        ),
     )
 
 

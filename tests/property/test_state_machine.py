@@ -137,8 +137,16 @@ class EngineMachine(RuleBasedStateMachine):
         if is_wrong:
             with pytest.raises(InvalidRequest):
                 submit(self.engine, token_ids, **params)
-        else:
+            return
+        refused = ""
+        try:
             submit(self.engine, token_ids, **params)
+        except InvalidRequest as refusal:
+            refused = str(refusal)
+        if refused:
+            assert f"{num_sequences} sequences, for which reservation" in refused
+            assert num_sequences > 1
+            assert not self.engine.scheduler.policies.shares
 
     def prompt(self, multiple):
         block_size, slots = self.limits.block_size, self.limits.num_usable_slots

@@ -174,7 +174,7 @@ def test_beams_read_what_their_ancestors_wrote(width, num_prompt):
     """On the scripted executor log-probabilities come from what lies in the KV slots."""
 
     def best(context):
-        found = top_alone(context, 2 * width, vocab_size=11)
+        found = top_alone(context, 2 * width + 1, vocab_size=11)  # one more for the end token
         tops = TokenLogprobs(0.0, 1, *zip(*found, strict=True))
         return RowOutput((found[0][0],), (tops,))
 

@@ -155,7 +155,8 @@ def test_tokens_are_lost_once_and_recomputed_when_it_comes_back_but_for_those_fo
 
 @pytest.mark.parametrize("batching", policies("batching"), ids=name_of)
 @pytest.mark.parametrize("reservation", [OnDemand(), Prompt()], ids=name_of)
-def test_samples_come_back_alone_after_their_first_one_has_ended(batching, reservation):
+@pytest.mark.parametrize("num", [2, 3])
+def test_samples_come_back_alone_after_their_first_one_has_ended(num, batching, reservation):
     """What the first sequence of a request says is not what its live ones need."""
     limits = make_limits(block_size=2, num_host_blocks=9)
     for preemption in (Recompute(), Swap()):
@@ -167,11 +168,11 @@ def test_samples_come_back_alone_after_their_first_one_has_ended(batching, reser
             vocab_size=9,
             eos_token_ids=[0],
         )
-        request = submit(engine, [1, 2, 5], n=3, temperature=1.0, max_tokens=9, seed=25)
+        request = submit(engine, [1, 2, 5], n=num, temperature=1.0, max_tokens=9, seed=25)
         mate = submit(engine, [4, 4], max_tokens=9, ignore_eos=True)
         while not request.sequences[0].finish_reason:
             engine.step()
-        assert len(request.live) == 2
+        assert len(request.live) == num - 1
         for _ in range(2):
             if request.state is State.RUNNING:
                 engine.scheduler.preempt(request)
@@ -189,7 +190,8 @@ def test_samples_come_back_alone_after_their_first_one_has_ended(batching, reser
 
 
 def test_a_preemption_every_step_spares_who_has_not_sampled_so_that_all_come_to_their_end():
-    engine = make_engine(make_limits(block_size=2, preempt_every_steps=1))
+    limits = make_limits(block_size=2, preempt_every_steps=1, max_num_batched_tokens=4)
+    engine = make_engine(limits)  # a prompt takes two steps
     requests = [submit(engine, prompt_ids(5, salt), max_tokens=4) for salt in range(3)]
     run_to_end(engine, max_steps=60)
     for salt, request in enumerate(requests):

@@ -48,9 +48,17 @@ def test_value_at_the_end_of_its_range_is_kept(name, value):
     assert getattr(SamplingParams(**{name: value}), name) == value
 
 
-def test_more_than_one_sample_is_not_implemented():
-    with pytest.raises(NotImplementedError, match="n=2"):
-        SamplingParams(n=2)
+def test_several_sequences_are_samples_or_beams():
+    assert SamplingParams(n=3).num_sequences == 3
+    assert SamplingParams(beam_width=4, temperature=0).num_sequences == 4
+    for wrong, message in (
+        ({"n": 2, "temperature": 0}, "n=2 with temperature=0: greedy samples are all the same"),
+        ({"n": 2, "beam_width": 2, "temperature": 0}, "n=2 with beam_width=2: choose one"),
+        ({"beam_width": 2}, "beam_width=2 needs temperature=0, got 1"),
+        ({"beam_width": 2, "temperature": 0, "logprobs": 1}, "neither logprobs nor stop strings"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            SamplingParams(**wrong)
 
 
 def test_min_tokens_is_bounded_by_max_tokens_if_there_is_one():

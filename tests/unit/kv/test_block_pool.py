@@ -172,9 +172,16 @@ def test_what_was_hit_outlives_what_was_not_and_starts_anew_with_other_content()
     assert [pool.take(1), pool.take(1)] == [hit, plain]  # neither has a hit by now
 
 
+class ShallowestFirst:
+    """The wrong way round for a tree."""
+
+    def key(self, block):
+        return (block.depth, block.last_used)
+
+
 def test_in_a_tree_a_block_is_evicted_after_what_stands_behind_it():
-    """The prefix was let go of first, but two sequences go on behind it."""
-    pool = make_pool(4, Radix())
+    """Whatever the order says: the prefix is first in it, but two sequences go on behind it."""
+    pool = make_pool(4, Radix(), ShallowestFirst())
     (root,) = publish(pool, 1)
     left = pool.take(1)
     pool.share([root], is_hit=True)

@@ -77,8 +77,8 @@ class Watched:
         extra = sum(len(s.block_table) for r in batch.requests.values() for s in r.sequences)
         tables = {b for r in batch.requests.values() for s in r.sequences for b in s.block_table}
         assert self.ledger.num_shared_owners[-1] == (extra - len(tables)) * block_size
-        is_shared = batch.pool.num_extra_refs > 0
-        if not (is_shared and (batch.finished or batch.dead)):
+        shares_with_dead = batch.pool.num_extra_refs and (batch.finished or batch.dead)
+        if not shares_with_dead:
             self.num_quick += 1
             assert self.ledger._quickly() == self.ledger._exactly(batch.running)
         for request in batch.running:
@@ -86,13 +86,16 @@ class Watched:
             sums = self.slot_s.setdefault(request, [0.0, 0.0, 0.0])
             sums[0] += sum(filled for filled, _ in own.values()) * duration_s
             sums[1] += sum(promised for _, promised in own.values()) * duration_s
-            sums[2] += len(own) * block_size * duration_s
-        dead = [s for request in batch.finished for s in request.live] + batch.dead
-        for sequence in dead:  # held, though no token of it is live
-            request, _ = batch.by_sequence[sequence.sequence_id]
-            sums = self.slot_s.setdefault(request, [0.0, 0.0, 0.0])
-            sums[2] += len(sequence.block_table) * block_size * duration_s
+        self.count_held(duration_s)
         return counts
+
+    def count_held(self, duration_s):
+        """Blocks of a request, those included that it keeps after its end."""
+        for request in self.batch.requests.values():
+            blocks = {b for sequence in request.sequences for b in sequence.block_table}
+            if blocks:
+                sums = self.slot_s.setdefault(request, [0.0, 0.0, 0.0])
+                sums[2] += len(blocks) * self.batch.limits.block_size * duration_s
 
     def check_slot_seconds(self, requests):
         self.ledger.settle()
