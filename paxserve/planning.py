@@ -143,11 +143,13 @@ class StepInMaking:
         """
         draft, batch, block_size = self._draft, self._batch, self.limits.block_size
         num, rows = len(requests), draft.rows
-        # All that run, each with one sequence in its row that has come to what it sampled there.
-        is_usual = list(requests) == batch.running and not (batch.groups or batch.begun or rows)
-        if not is_usual or num > draft.budget_left:
+        if num > draft.budget_left or batch.groups:
             return None
         sequences = [request.sequences[0] for request in requests]
+        # All that run, and none that has not come to what it sampled in its row: all decode.
+        is_all = not (batch.begun or rows) and list(requests) == batch.running
+        if not is_all and not self._decode_usually(requests, sequences):
+            return None
         positions = [sequence.num_computed_tokens for sequence in sequences]
         offsets = [position % block_size for position in positions]
         if not self._extend_full(requests, offsets):
@@ -163,6 +165,19 @@ class StepInMaking:
             for i in _indices(offsets, block_size - 1):
                 self._publish(requests[i], sequences[i])
         return num
+
+    def _decode_usually(self, requests: Sequence[Request], sequences: list[TokenSequence]) -> bool:
+        """Whether these are distinct, run, lack one token each, sampled in their rows, and were not
+        granted it yet.
+        """
+        num, rows = len(requests), self._draft.rows
+        return (
+            [request.state for request in requests].count(State.RUNNING) == num
+            and [sequence.num_remaining_tokens for sequence in sequences].count(1) == num
+            and len(set(sequences)) == num
+            and self._batch.begun.isdisjoint(sequences)
+            and not (rows and any(sequence.sequence_id in rows for sequence in sequences))
+        )
 
     def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
         """A block for each table that is full; False if there may be too few."""
