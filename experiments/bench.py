@@ -29,6 +29,7 @@ from paxserve.ledger import Ledger
 from paxserve.limits import Limits
 from paxserve.models.load import LoadedModel, load_model
 from paxserve.pack import Packer, Variant
+from paxserve.request import Origin
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
 from paxserve.step import RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
@@ -36,6 +37,7 @@ from paxserve.step import RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
 NUM_ROWS, CONTEXT, BLOCK_SIZE = 64, 256, 16
 NUM_PAIRS = 15
 NUM_HOST_ROWS, NUM_HOST_STEPS = 256, 400
+NUM_FEW, NUM_MANY = 100, 100_000
 POLICIES = {
     "admission": "fcfs",
     "batching": "chunked_prefill",
@@ -50,11 +52,14 @@ POLICIES = {
 
 def main(parts: Sequence[str]) -> None:
     """Run the parts that are named, or all."""
-    unknown = set(parts) - {"host", "device"}
+    unknown = set(parts) - {"host", "waiting", "device"}
     if unknown:
-        sys.exit(f"bench: unknown part {sorted(unknown)}; choose from host, device")
+        sys.exit(f"bench: unknown part {sorted(unknown)}; choose from host, waiting, device")
     if not parts or "host" in parts:
         bench_host()
+    if not parts or "waiting" in parts:
+        for admission in ("fcfs", "sjf", "vtc"):
+            bench_waiting(admission)
     if not parts or "device" in parts:
         bench_device()
 
@@ -78,8 +83,9 @@ def bench_host() -> None:
     )
     intake = Intake(limits=limits, vocab_size=512)
     params = SamplingParams(temperature=0.0, max_tokens=NUM_HOST_STEPS + 100)
-    for _ in range(NUM_HOST_ROWS):
-        scheduler.add(intake.make({"prompt_token_ids": [1] * 20}, params, arrival_s=0.0), now_s=0.0)
+    for i in range(NUM_HOST_ROWS):  # blocks fill at different times, and none are alike
+        prompt = [(7 * i + j) % 512 for j in range(20 + i % BLOCK_SIZE)]
+        scheduler.add(intake.make({"prompt_token_ids": prompt}, params, arrival_s=0.0), now_s=0.0)
     host_s, parts_s, python_s = [], [], []
     for step in range(NUM_HOST_STEPS):
         started_s = time.perf_counter()
@@ -111,9 +117,70 @@ def bench_host() -> None:
     unit_s = statistics.median(python_s)
     name = "host: plan + pack + ledger + apply, 256 decodes, hash chain / sum(range(256))"
     _report(name, host_s, python_s, 300)
-    for part, seconds in zip(("plan", "pack", "ledger", "apply"), zip(*parts_s, strict=True), strict=True):
+    for part, seconds in zip(
+        ("plan", "pack", "ledger", "apply"), zip(*parts_s, strict=True), strict=True
+    ):
         median_s = statistics.median(seconds)
         print(f"  {part}: {1e6 * median_s:.0f} us, {median_s / unit_s:.0f} x")
+
+
+def bench_waiting(admission: str) -> None:
+    """A step with 100,000 requests waiting, against one with 100: 64 rows, 16 of them change hands
+    in every step, and as many requests arrive.
+    """
+    few, many = _Crowd(admission, NUM_FEW), _Crowd(admission, NUM_MANY)
+    for _ in range(10):
+        few.step(), many.step()
+    pairs = [(many.step(), few.step()) for _ in range(200)]
+    name = f"waiting: {admission}, step with {NUM_MANY} waiting / with {NUM_FEW}"
+    _report(name, *zip(*pairs, strict=True), 1.3)
+
+
+class _Crowd:
+    """A scheduler before which a number of requests keeps waiting."""
+
+    def __init__(self, admission: str, num_waiting: int) -> None:
+        limits = Limits(
+            max_num_seqs=64,
+            max_num_batched_tokens=512,
+            max_model_len=64,
+            block_size=BLOCK_SIZE,
+            num_blocks=1 + 64 * 4,
+        )
+        policies = load_policies(POLICIES | {"admission": admission})
+        self._scheduler = Scheduler(limits=limits, policies=policies, events=EventLog())
+        self._executor = Scripted(limits=limits, vocab_size=512)
+        self._intake = Intake(limits=limits, vocab_size=512)
+        self._params = SamplingParams(temperature=0.0, max_tokens=4)
+        self._num_added = 0
+        self._add(num_waiting)
+
+    def _add(self, number: int) -> None:
+        for _ in range(number):
+            i = self._num_added = self._num_added + 1
+            request = self._intake.make(
+                {"prompt_token_ids": [i % 512] * (5 + i % 7)},
+                self._params,
+                arrival_s=float(i),
+                origin=Origin(client=str(i % 50), num_true_output_tokens=1 + i % 101),
+            )
+            self._scheduler.add(request, now_s=0.0)
+
+    def step(self) -> float:
+        """Seconds of retiring, planning and applying; then newcomers replace those who left."""
+        scheduler = self._scheduler
+        started_s = time.perf_counter()
+        scheduler.retire()
+        plan = scheduler.plan(now_s=0.0)
+        planned_s = time.perf_counter()
+        assert plan is not None
+        self._executor.submit(plan)
+        result = self._executor.collect()
+        executed_s = time.perf_counter()
+        scheduler.apply(plan, result, now_s=0.0)
+        applied_s = time.perf_counter()
+        self._add(len(scheduler.take_ended()))
+        return planned_s - started_s + applied_s - executed_s
 
 
 def bench_device() -> None:

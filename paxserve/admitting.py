@@ -5,15 +5,15 @@ Owns: the order of these questions. In: a waiting request. Out: it has entered, 
 and nothing changed. Must not know: whom to preempt for it, batching policies.
 """
 
+from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
 from paxserve.batch import Batch
 from paxserve.batching import Reason
 from paxserve.draft import StepDraft
 from paxserve.events import EventLog, Kind
-from paxserve.forks import num_grantable, plan_forks, spread
+from paxserve.forks import Claim, num_grantable, plan_forks, spread
 from paxserve.gate import MemoryView
-from paxserve.kv.block_table import Claim
 from paxserve.request import Request, Sequence, set_computed
 from paxserve.step import BlockCopy
 
@@ -23,6 +23,19 @@ class Refusal(NamedTuple):
 
     reason: Reason
     why: str = ""
+
+
+class Demand(NamedTuple):
+    """What a request would take: `claims` are what its sequences may compute in this step, `held`
+    what they need memory for. `hits` were found cached. New blocks: for this step, and for all
+    known tokens.
+    """
+
+    claims: list[Claim]
+    held: list[Claim]
+    hits: list[int]
+    num_blocks: int
+    num_blocks_for_all: int
 
 
 class Admitting:
@@ -55,12 +68,33 @@ class Admitting:
         if len(request.live) > len(self._batch.free_rows):
             return Refusal(Reason.ROWS)
         hits = self._open(request)
-        answer = self._claim(request, num_tokens, num_budget, hits, computes=computes)
-        if isinstance(answer, Refusal):
+        demand = self._demand(request, num_tokens, num_budget, hits, computes=computes)
+        refusal = demand if isinstance(demand, Refusal) else self._refusal(request, demand)
+        if isinstance(demand, Refusal) or refusal is not None or not self._hold(request, demand):
             self._close(request)
-        else:
-            self._batch.enter(request)
-        return answer
+            return refusal or Refusal(Reason.BLOCKS)
+        self._batch.enter(request)
+        return demand.claims
+
+    def would_enter(
+        self, request: Request, num_tokens: int, *, num_budget: int, without: list[Request]
+    ) -> bool:
+        """Whether a waiting request would enter if these running ones made way; nothing changes.
+
+        Where tables are contiguous it is not known whether what becomes free lies side by side.
+        """
+        num_rows = len(self._batch.free_rows) + sum([len(r.live) for r in without])
+        if request in self._draft.dropped or len(request.live) > num_rows:
+            return False
+        rows = self._draft.rows
+        granted = [rows[s.sequence_id] for r in without for s in r.live if s.sequence_id in rows]
+        num_budget += sum([row.num_tokens for row in granted])
+        demand = self._demand(request, num_tokens, num_budget, self._open(request), computes=True)
+        may = not isinstance(demand, Refusal) and (
+            self._refusal(request, demand, without=without) is None
+        )
+        self._close(request)
+        return may
 
     def _open(self, request: Request) -> list[int]:
         """Count as computed what the cache has and what the sequences share; returns the blocks
@@ -69,12 +103,7 @@ class Admitting:
         trunk = request.live[0]
         if trunk.host_blocks:
             return []
-        block_size = self._batch.limits.block_size
-        hits = self._batch.pool.index.match(
-            trunk.token_ids,
-            salt=request.origin.cache_salt,
-            num_blocks=(trunk.num_known_tokens - 1) // block_size,
-        )
+        block_size, hits = self._batch.limits.block_size, self._batch.hits(request)
         set_computed(trunk, len(hits) * block_size)
         if len(request.live) > 1 and self._batch.policies.shares:
             plan_forks(request, block_size=block_size)
@@ -87,7 +116,7 @@ class Admitting:
             set_computed(sequence, 0)
             sequence.source = None
 
-    def _claim(
+    def _demand(
         self,
         request: Request,
         num_tokens: int,
@@ -95,11 +124,14 @@ class Admitting:
         hits: list[int],
         *,
         computes: bool,
-    ) -> list[Claim] | Refusal:
-        tables, pool = self._batch.tables, self._batch.pool
-        largest_step = self._batch.limits.max_num_batched_tokens
+    ) -> Demand | Refusal:
+        """What the request would take."""
+        tables, limits = self._batch.tables, self._batch.limits
         num_tokens = num_grantable(
-            request, num_tokens, num_budget=num_budget, largest_step=largest_step
+            request,
+            num_tokens,
+            num_budget=num_budget,
+            largest_step=limits.max_num_batched_tokens,
         )
         if not num_tokens:
             return Refusal(Reason.BUDGET)
@@ -107,52 +139,46 @@ class Admitting:
         if not computes:
             claims = [claim for claim in claims if claim.sequence.source is None]
         restored = [s for s in request.live if s.host_blocks]
-        num_twice = _num_blocks_twice(restored)
         claimed = {claim.sequence for claim in claims}
-        all_claims = claims + [Claim(s, 0) for s in restored if s not in claimed]
+        held = claims + [Claim(s, 0) for s in restored if s not in claimed]
         if self._batch.policies.placement.contiguous:  # a run begun for a chunk may never grow
-            all_claims = [Claim(s, s.num_remaining_tokens) for s in request.live]
-        num_free = pool.num_available - pool.num_unheld(hits)
-        num_needed = tables.num_missing_blocks(request, all_claims) - len(hits) - num_twice
-        if self._batch.gates:
-            why = self._batch.gates.refusal(
-                request, self._memory_view(request, num_free, num_needed, len(hits), num_twice)
-            )
-            if why is not None:
-                return Refusal(Reason.GATE, why)
-        if num_needed > num_free:
-            return Refusal(Reason.BLOCKS)
-        swap_in = self._hold(request, all_claims, hits)
-        if swap_in is None:
-            return Refusal(Reason.BLOCKS)
-        self._draft.newcomers[request] = swap_in
-        self._note_hits(request, hits)
-        return claims
-
-    def _memory_view(
-        self, request: Request, num_free: int, num_needed: int, num_hits: int, num_twice: int
-    ) -> MemoryView:
-        tables, limits = self._batch.tables, self._batch.limits
+            held = [Claim(s, s.num_remaining_tokens) for s in request.live]
         everything = spread(request, request.num_remaining_tokens)
-        return MemoryView(
-            num_usable=limits.num_usable_blocks,
-            num_free=num_free,
-            num_needed=num_needed,
-            num_needed_for_all=tables.num_missing_blocks(request, everything)
-            - num_hits
-            - num_twice,
-            num_cached_tokens=num_hits * limits.block_size,
-            block_size=limits.block_size,
-            running=tuple(self._batch.running),
+        num_shared = len(hits) + _num_blocks_twice(restored)
+        return Demand(
+            claims=claims,
+            held=held,
+            hits=hits,
+            num_blocks=tables.num_missing_blocks(request, held) - num_shared,
+            num_blocks_for_all=tables.num_missing_blocks(request, everything) - num_shared,
         )
 
-    def _hold(
-        self, request: Request, claims: list[Claim], hits: list[int]
-    ) -> list[BlockCopy] | None:
-        """Blocks for every claim, shared ones first; returns what must be swapped in, or None and
+    def _refusal(
+        self, request: Request, demand: Demand, *, without: SequenceOf[Request] = ()
+    ) -> Refusal | None:
+        """What speaks against the demand: a gate, or too few blocks."""
+        pool, limits = self._batch.pool, self._batch.limits
+        num_free = pool.num_available - pool.num_unheld(demand.hits)
+        num_free += sum([self._batch.tables.num_own_blocks(r) for r in without])
+        if self._batch.gates:
+            memory = MemoryView(
+                num_usable=limits.num_usable_blocks,
+                num_free=num_free,
+                num_needed=demand.num_blocks,
+                num_needed_for_all=demand.num_blocks_for_all,
+                num_cached_tokens=len(demand.hits) * limits.block_size,
+                block_size=limits.block_size,
+                running=tuple([r for r in self._batch.running if r not in without]),
+            )
+            if (why := self._batch.gates.refusal(request, memory)) is not None:
+                return Refusal(Reason.GATE, why)
+        return Refusal(Reason.BLOCKS) if demand.num_blocks > num_free else None
+
+    def _hold(self, request: Request, demand: Demand) -> bool:
+        """Blocks for every claim, shared ones first, and what must be swapped in; or False and
         nothing is held.
         """
-        tables, pool = self._batch.tables, self._batch.pool
+        tables, pool, hits = self._batch.tables, self._batch.pool, demand.hits
         num_evicted = pool.num_evicted
         if hits:
             tables.share(request.live[0], hits, is_hit=True)
@@ -160,7 +186,7 @@ class Admitting:
         device_of: dict[int, int] = {}
         swap_in: list[BlockCopy] = []
         by_place = {s: place for place, s in enumerate(request.live)}
-        for claim in sorted(claims, key=lambda claim: by_place[claim.sequence]):
+        for claim in sorted(demand.held, key=lambda claim: by_place[claim.sequence]):
             sequence = claim.sequence
             if sequence.host_blocks:
                 known = [device_of[b] for b in sequence.host_blocks if b in device_of]
@@ -168,7 +194,7 @@ class Admitting:
             if not tables.hold(request, [claim]):
                 for held in reversed(request.live):
                     tables.let_go(held)
-                return None
+                return False
             for host_id, block_id in zip(sequence.host_blocks, sequence.block_table, strict=False):
                 if host_id not in device_of:
                     device_of[host_id] = block_id
@@ -177,10 +203,14 @@ class Admitting:
         if pool.num_evicted > num_evicted:
             num_slots = (pool.num_evicted - num_evicted) * self._batch.limits.block_size
             self._events.add(Kind.EVICTED, request.request_id, num_tokens=num_slots)
-        return swap_in
+        self._draft.newcomers[request] = swap_in
+        self._note_hits(request, hits)
+        return True
 
     def _note_hits(self, request: Request, hits: list[int]) -> None:
         request.num_cached_tokens = len(hits) * self._batch.limits.block_size
+        if not hits or not self._draft.published:
+            return
         published = {b for blocks in self._draft.published.values() for b in blocks}
         for block_id in published.intersection(hits):
             self._draft.hits.setdefault(block_id, []).append(request)

@@ -24,14 +24,17 @@ def real_engine(
     *,
     settings: EngineSettings,
     policies: Policies,
+    forks: bool,
     seed: int = 0,
     say: Say,
+    logs_blocks: bool = False,
 ) -> Engine:
     """An engine on JAX and the wall clock; not warmed up yet.
 
     Args:
         model: what to serve.
         settings, policies: how.
+        forks: whether requests of several sequences may come, so that blocks are copied.
         seed: of requests that bring none.
         say: receives two lines, the kernel that was chosen and the size of the pool, and status
             and warnings while it runs.
@@ -90,7 +93,7 @@ def real_engine(
         buckets=_buckets(settings, limits),
         num_device_blocks=size.num_blocks,
         num_host_blocks=limits.num_host_blocks,
-        copies=policies.shares,
+        copies=forks and policies.shares,
         backend=backend,
         strict=settings.strict,
     )
@@ -108,6 +111,7 @@ def real_engine(
         ),
         tokenizer=model.tokenizer,
         notices=_notices(policies, status=say, say=say),
+        logs_blocks=logs_blocks,
     )
 
 
@@ -120,10 +124,12 @@ def scripted_engine(
     kv_bytes_per_token: int = 131_072,
     seed: int = 0,
     say: Say,
+    logs_blocks: bool = False,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
-    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say` receives warnings; there is no status line, since nobody waits.
+    `kv_bytes_per_token` is what a token's KV would take, to turn swap space into blocks. `say`
+    receives warnings; there is no status line, since nobody waits.
 
     Raises:
         ValueError: no pool size, or sizes that do not fit each other.
@@ -156,6 +162,7 @@ def scripted_engine(
         clock=VirtualClock(),
         intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
+        logs_blocks=logs_blocks,
     )
 
 

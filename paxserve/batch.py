@@ -4,13 +4,14 @@ Owns: membership, rows, and (through `kv/`) blocks. In: decisions of `planning.p
 `scheduler.py`. Out: the current membership, and events. Must not know: budgets, batching policies.
 """
 
+from collections.abc import Sequence as SequenceOf
 from functools import partial
 from heapq import heappop, heappush
 
 from paxserve.admission import Seen
 from paxserve.events import EventLog, Kind
 from paxserve.gates import Gates
-from paxserve.kv.block_pool import BlockPool
+from paxserve.kv.block_pool import NO_MATCH, BlockPool, Match
 from paxserve.kv.block_table import BlockTables
 from paxserve.kv.host_pool import HostPool
 from paxserve.limits import Limits
@@ -24,7 +25,7 @@ class Batch:
     those that finished until somebody takes them; `dead` are sequences that ended before their
     request did, and are not released yet. `groups` are the running requests of several sequences,
     `begun` the sequences that have not come to the end of what they entered with.
-    `num_hit_tokens` were found in the prefix cache so far.
+    `num_hit_tokens` of the `num_entered_tokens` that entered were found in the prefix cache.
 
     Invariants: the rows of running and finished sequences and the free rows are all rows, once
     each; a block is held by as many tables as it has references; a waiting request holds neither
@@ -35,9 +36,7 @@ class Batch:
         self.limits = limits
         self.policies = policies
         self.pool = self._new_pool()
-        self.tables = BlockTables(
-            pool=self.pool, reservation=policies.reservation, limits=limits
-        )
+        self.tables = BlockTables(pool=self.pool, reservation=policies.reservation, limits=limits)
         self.host_pool = HostPool(limits.num_host_blocks)
         self.waiting = WaitingQueue(policies.admission)
         self.gates = Gates(policies.gates)
@@ -51,7 +50,9 @@ class Batch:
         self.by_sequence: dict[int, tuple[Request, Sequence]] = {}
         self.free_rows = list(range(limits.max_num_seqs))
         self.num_hit_tokens = 0
+        self.num_entered_tokens = 0
         self._num_admitted = 0
+        self._matches: dict[Request, Match] = {}
         self._events = events
 
     def _new_pool(self) -> BlockPool:
@@ -74,11 +75,13 @@ class Batch:
     def enter(self, request: Request) -> None:
         """A waiting request, whose tables hold its memory already, takes the lowest free rows."""
         self.waiting.remove(request)
+        self._matches.pop(request, None)
         self.running.append(request)
         if len(request.sequences) > 1:
             self.groups.add(request)
         request.state = State.RUNNING
         request.admitted_seq = self._num_admitted
+        request.num_entry_output_tokens = request.num_output_tokens
         self._num_admitted += 1
         for sequence in request.live:
             sequence.row = heappop(self.free_rows)
@@ -93,6 +96,8 @@ class Batch:
         self.running.remove(request)
         self.groups.discard(request)
         self._let_go(request)
+        if len(request.live) < len(request.sequences):
+            self._let_go_of_dead(request)
         request.state = State.WAITING
         if not keeps_computed:
             for sequence in request.live:
@@ -130,14 +135,23 @@ class Batch:
             start=start,
         )
 
+    def hits(self, request: Request) -> list[int]:
+        """The blocks of a waiting request that the prefix cache has now, short of its last token:
+        that must be computed to sample from it.
+        """
+        trunk = request.trunk
+        match = self.pool.match(
+            trunk.token_ids,
+            salt=request.origin.cache_salt,
+            num_blocks=(trunk.num_known_tokens - 1) // self.limits.block_size,
+            earlier=self._matches.get(request, NO_MATCH),
+        )
+        self._matches[request] = match
+        return match.block_ids
+
     def num_cached_tokens(self, request: Request) -> int:
         """Tokens of a waiting request that the prefix cache has now."""
-        trunk, block_size = request.live[0], self.limits.block_size
-        num_blocks = (trunk.num_known_tokens - 1) // block_size
-        found = self.pool.index.match(
-            trunk.token_ids, salt=request.origin.cache_salt, num_blocks=num_blocks
-        )
-        return len(found) * block_size
+        return len(self.hits(request)) * self.limits.block_size
 
     def see(
         self,
@@ -193,12 +207,12 @@ class Batch:
         for request in self.requests.values():
             if request.state is not State.FINISHED:
                 self._end(request, FinishReason.ERROR, error=error)
-            if any(sequence.row >= 0 for sequence in request.sequences):
-                self._log_released(request)
+            self._log_released(request, [s for s in request.sequences if s.row >= 0])
             for sequence in request.sequences:
                 sequence.block_table.clear()
                 sequence.host_blocks.clear()
                 sequence.num_reserved_tokens, sequence.row, sequence.source = 0, -1, None
+        self._matches.clear()
         self.requests.clear()
         self.by_sequence.clear()
         self.waiting.clear()
@@ -242,25 +256,37 @@ class Batch:
     def release(self) -> None:
         """Finished requests let go of rows and memory, and are forgotten; so do dead sequences."""
         for sequence in self.dead:
+            request, _ = self.by_sequence[sequence.sequence_id]
+            self._log_released(request, [sequence])
             self._let_go_of(sequence)
         self.dead.clear()
         for request in self.finished:
-            self._log_released(request)
+            self._log_released(request, request.live)
             self._let_go(request)
             self._forget(request)
         self.finished.clear()
 
-    def _log_released(self, request: Request) -> None:
-        num_blocks = len({b for sequence in request.sequences for b in sequence.block_table})
-        self._events.add(
-            Kind.RELEASED,
-            request.request_id,
-            num_tokens=num_blocks * self.limits.block_size,
-            row=request.sequence.row,
-        )
+    def _log_released(self, request: Request, sequences: SequenceOf[Sequence]) -> None:
+        """Each row, with the slots of its blocks that no row before it had."""
+        seen: set[int] = set()
+        for sequence in sequences:
+            own = set(sequence.block_table) - seen
+            seen |= own
+            self._events.add(
+                Kind.RELEASED,
+                request.request_id,
+                num_tokens=len(own) * self.limits.block_size,
+                row=sequence.row,
+            )
 
     def _let_go(self, request: Request) -> None:
         for sequence in reversed(request.live):
+            self._let_go_of(sequence)
+
+    def _let_go_of_dead(self, request: Request) -> None:
+        """Sequences of a request that leaves before its batch dissolves do not stay behind."""
+        for sequence in [s for s in self.dead if s in request.sequences]:
+            self.dead.remove(sequence)
             self._let_go_of(sequence)
 
     def _let_go_of(self, sequence: Sequence) -> None:
@@ -277,6 +303,7 @@ class Batch:
             sequence.host_blocks.clear()
 
     def _forget(self, request: Request) -> None:
+        self._matches.pop(request, None)
         del self.requests[request.request_id]
         for sequence in request.sequences:
             del self.by_sequence[sequence.sequence_id]

@@ -4,11 +4,13 @@ Owns: the choice among candidates. Pure: the scheduler carries it out by forking
 per live beam, the best tokens with their log-probabilities. Out: for each beam of the next step its
 parent and token, and the hypotheses that have ended. Must not know: rows, blocks.
 
-Source: as vLLM's `beam_search`: each of `width` beams offers its 2 * width best tokens; an end
-token completes its hypothesis; of the others the `width` with the largest sums of log-probabilities
-go on. At the end all are ranked by sum / length ** length_penalty, the end token counted.
+Source: as vLLM's `beam_search`: each of `width` beams offers its 2 * width best tokens (here one
+more per end token, so that `width` of them go on; vLLM searches on with fewer beams); an end token
+completes its hypothesis; of the others the `width` with the largest sums of log-probabilities go
+on. At the end all are ranked by sum / length ** length_penalty, the end token counted.
 """
 
+import math
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -34,7 +36,8 @@ class Hypothesis(NamedTuple):
 
     def score(self, length_penalty: float) -> float:
         """By which hypotheses are ranked, largest first."""
-        return self.cumulative_logprob / max(1, len(self.token_ids)) ** length_penalty
+        length = float(max(1, len(self.token_ids)))
+        return self.cumulative_logprob / math.pow(length, length_penalty)
 
 
 @dataclass(slots=True)

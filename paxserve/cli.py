@@ -1,4 +1,4 @@
-"""The command line: `paxserve run`, `paxserve demo`, and what reads saved runs.
+"""The command line: `paxserve run`, `paxserve demo`, and commands that lie in files of their own.
 
 Owns: arguments, Hydra, progress bars, exit codes, and how errors read. In: argv. Out: tables,
 files, and 0, 1 (a run failed, or Hydra refused an override), 2 (wrong settings), 130 (interrupted).
@@ -6,6 +6,7 @@ Must not know: how a run is made.
 """
 
 import argparse
+import json
 import os
 import sys
 import traceback
@@ -19,13 +20,14 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from paxserve import __version__, report_commands
+from paxserve import __version__, pairs_command, replay_command, report_commands
 from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
 from paxserve.report.table import print_table
 from paxserve.results import FAILURE, new_run_dir, write_results, write_text
 from paxserve.terminal import Terminal
+from paxserve.verify import command as verify_command
 
 MOST_LOST_SHOWN = 3
 USER_ERRORS = (ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError)
@@ -39,7 +41,11 @@ examples:
   paxserve run batching=my_module:MyBatching            a policy of your own
   paxserve plot DIR ...                                 pictures of saved runs
   paxserve trace DIR                                    a timeline for ui.perfetto.dev
+  paxserve claims --fast                                what the literature states, measured here
   paxserve buckets DIR --max-executables 6 --rerun      padded shapes that fit it better
+  paxserve verify workload.limit=4 --quick              do policies change a token?
+  paxserve pairs                                        which choices go together
+  paxserve replay DIR admission=sjf                     the same requests, another policy
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -59,25 +65,62 @@ def main(argv: Sequence[str] | None = None) -> int:
     demo = commands.add_parser("demo", help="static against continuous batching, one table")
     demo.add_argument("--out", type=Path, default=None, help="directory for the results")
     demo.set_defaults(act=_demo)
+    claims = commands.add_parser("claims", help="the literature's claims beside what runs here")
+    claims.add_argument("--fast", action="store_true", help="smaller samples: under a minute")
+    claims.add_argument("--json", type=Path, metavar="FILE", help="write them there, too")
+    claims.add_argument("--data", type=Path, metavar="DIR", help="reference data, with traces/")
+    claims.set_defaults(act=_claims)
     report_commands.add(commands)
+    verify_command.add(commands)
+    pairs_command.add(commands)
+    replay_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
-    known = parser.parse_args(arguments)
+    known = _parsed(parser, arguments)
     try:
-        known.act(known)
+        return known.act(known) or 0
     except USER_ERRORS as error:
         _note_failure(error, None)
         return 2
     except KeyboardInterrupt:
         print("paxserve: interrupted", file=sys.stderr)
         return 130
-    return 0
+
+
+def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.Namespace:
+    """Overrides may stand between options, which argparse alone does not take."""
+    known, rest = parser.parse_known_args(arguments)
+    if rest and (not hasattr(known, "overrides") or any(o.startswith("-") for o in rest)):
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    if rest:
+        known.overrides = [*known.overrides, *rest]
+    return known
 
 
 def _demo(arguments: argparse.Namespace) -> None:
     from paxserve.demo import demo
 
     demo(arguments.out, terminal=Terminal())
+
+
+def _claims(arguments: argparse.Namespace) -> None:
+    """Ends with 0 whatever holds: the table is the answer."""
+    from paxserve.claims import Scale
+    from paxserve.claims.runner import derive
+    from paxserve.claims.table import print_claims
+
+    data, file = arguments.data or os.environ.get("PAXSERVE_DATA"), arguments.json
+    if arguments.data is not None and not arguments.data.is_dir():
+        raise FileNotFoundError(f"--data {arguments.data} is not a directory")
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        raise FileNotFoundError(f"--json {file} cannot be written: it must be a file's name")
+    terminal = Terminal()
+    scale = Scale(fast=arguments.fast, data=None if data is None else Path(data))
+    claims = derive(scale, progress=terminal.progress)
+    terminal.close()
+    print_claims(claims)
+    if file is not None:
+        write_text(file, json.dumps([claim.to_json() for claim in claims], indent=1) + "\n")
 
 
 def run_command(overrides: Sequence[str]) -> int:

@@ -17,12 +17,13 @@ from paxserve.step import BlockCopy, RowEntry, RowPlan, StepPlan, TableWrite
 class StepDraft:
     """Invariant: tokens of `rows` + `budget_left` == max_num_batched_tokens.
 
-    rows: what is computed, by sequence id. chunks: those that got more than one token. unwritten: sequence ids of rows that only read again.
-    touched: sequences whose table may have changed. newcomers: requests that entered in this step,
-    and the blocks that are swapped in for them. started: sequences that took over their source's
-    blocks in this step. published: blocks that a request offered to the prefix cache in this step;
-    hits: newcomers that found such a block. dropped: requests that were preempted, held back or
-    ended in this step; they are not granted anything any more.
+    rows: what is computed, by sequence id. chunks: those that got more than one token. unwritten:
+    sequence ids of rows that only read again. touched: sequences whose table may have changed.
+    newcomers: requests that entered in this step, and the blocks that are swapped in for them.
+    started: sequences that took over their source's blocks in this step. published: blocks that a
+    request offered to the prefix cache in this step; hits: newcomers that found such a block.
+    dropped: requests that were preempted, held back or ended in this step; they are not granted
+    anything any more.
     """
 
     budget_left: int
@@ -47,7 +48,9 @@ class StepDraft:
             return None
         self._settle_newcomers(batch, events)
         self._log_chunks(batch, events)
-        places = {sequence_id: i for i, sequence_id in enumerate(self.rows)} if self.unwritten else {}
+        places = (
+            {sequence_id: i for i, sequence_id in enumerate(self.rows)} if self.unwritten else {}
+        )
         return StepPlan(
             step_id=step_id,
             rows=tuple(self.rows.values()),
@@ -56,7 +59,7 @@ class StepDraft:
             copies=tuple(copies),
             swap_in=tuple(swap_in),
             swap_out=tuple(self.swap_out),
-            unwritten=tuple([places[sequence_id] for sequence_id in self.unwritten]),
+            unwritten=tuple(sorted([places[sequence_id] for sequence_id in self.unwritten])),
         )
 
     def _settled_copies(self, batch: Batch, events: EventLog) -> list[BlockCopy]:
@@ -73,8 +76,9 @@ class StepDraft:
 
     def _settle_newcomers(self, batch: Batch, events: EventLog) -> None:
         for request in self.newcomers:
+            if not request.is_swapped:  # else nothing is looked for in the cache
+                batch.num_entered_tokens += request.trunk.num_entry_tokens
             batch.give_back_host_blocks(request)
-            num_known = sum([sequence.num_entry_tokens for sequence in request.live])
             request.num_hit_tokens += request.num_cached_tokens
             batch.num_hit_tokens += request.num_cached_tokens
             request.num_recomputed_tokens += max(
@@ -83,13 +87,15 @@ class StepDraft:
             request.num_lost_tokens = 0
             if request.first_scheduled_s is None:
                 request.first_scheduled_s = events.now_s
-            events.add(
-                Kind.ENTERED,
-                request.request_id,
-                num_tokens=num_known,
-                row=request.live[0].row,
-                detail=f"{request.num_cached_tokens} cached" if request.num_cached_tokens else "",
-            )
+            cached = request.num_cached_tokens
+            for sequence in request.live:
+                events.add(
+                    Kind.ENTERED,
+                    request.request_id,
+                    num_tokens=sequence.num_entry_tokens,
+                    row=sequence.row,
+                    detail=f"{cached} cached" if cached and sequence is request.live[0] else "",
+                )
 
     def _log_chunks(self, batch: Batch, events: EventLog) -> None:
         for sequence_id in self.chunks:

@@ -6,7 +6,9 @@ devices, which kind of clock or executor it was given.
 """
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 
+from paxserve.block_log import BlockLog
 from paxserve.clock import Clock
 from paxserve.events import EventLog
 from paxserve.executor import Executor
@@ -29,7 +31,7 @@ class Engine:
 
     `requests` are all that were ever accepted, in order of arrival; `steps` one record per
     executed step, beside `ledger.steps()`. These and `events` grow as long as the engine lives:
-    they are what an experiment is for.
+    they are what an experiment is for. `block_log` is None unless it is asked for.
     """
 
     def __init__(
@@ -42,6 +44,7 @@ class Engine:
         intake: Intake,
         tokenizer: Tokenizer | None = None,
         notices: Notices | None = None,
+        logs_blocks: bool = False,
     ) -> None:
         self.limits = limits
         self.clock = clock
@@ -49,11 +52,14 @@ class Engine:
         self.events = EventLog()
         self.scheduler = Scheduler(limits=limits, policies=policies, events=self.events)
         self.ledger = Ledger(self.scheduler.batch)
+        self.block_log = BlockLog(self.scheduler.batch) if logs_blocks else None
         self.requests: list[Request] = []
         self.steps: list[StepRecord] = []
         self._intake = intake
         self._notices = notices
         self._texts = Texts(tokenizer)
+        self._is_deciding = False
+        self._let_go: list[Request] = []
 
     # Requests.
 
@@ -97,7 +103,13 @@ class Engine:
         return request
 
     def abort(self, request_id: str) -> bool:
-        """End a request in whatever state it is; False if it is unknown or has ended."""
+        """End a request in whatever state it is; False if it is unknown or has ended.
+
+        Raises:
+            RuntimeError: a step is being decided, or its tokens dealt out: nobody may leave then.
+        """
+        if self._is_deciding:
+            raise RuntimeError(f"request {request_id} cannot be aborted while a step is decided")
         request = self.scheduler.batch.requests.get(request_id)
         if request is None or request.state is State.FINISHED:
             return False
@@ -107,7 +119,12 @@ class Engine:
         return True
 
     def discard(self, request: Request) -> None:
-        """Abort a request, if it has not ended, without a word of it in the next step."""
+        """Abort a request, if it has not ended, without a word of it in the next step. While a step
+        is decided, as when a stream is collected as garbage, it is put off to the next one.
+        """
+        if self._is_deciding:
+            self._let_go.append(request)
+            return
         if request.finish_reason is None and self.abort(request.request_id):
             self.scheduler.batch.ended.remove(request)
 
@@ -129,6 +146,8 @@ class Engine:
         planned is lost: every live request ends with an error, memory is released, and the failure
         is raised. The engine then serves new requests.
         """
+        while self._let_go:
+            self.discard(self._let_go.pop())
         try:
             progressed, slots = self._step()
         except BaseException as failure:
@@ -150,15 +169,19 @@ class Engine:
         """Requests that got a token, and the slot counts, None when nothing was to be computed."""
         scheduler, clock, batch = self.scheduler, self.clock, self.scheduler.batch
         scheduler.retire()
-        num_hit, num_evicted = batch.num_hit_tokens, batch.pool.num_evicted
+        num_entered, num_hit = batch.num_entered_tokens, batch.num_hit_tokens
+        num_evicted = batch.pool.num_evicted
         start_s = clock.now_s()
-        plan = scheduler.plan(now_s=start_s)
+        with self._deciding():
+            plan = scheduler.plan(now_s=start_s)
         if plan is None:
             return [], None
         self.executor.submit(plan)
         result = self.executor.collect()
         clock.spend(result.duration_s)
         slots = self.ledger.record(result.duration_s)
+        if self.block_log is not None:
+            self.block_log.record(plan.step_id)
         record = StepRecord(
             step_id=plan.step_id,
             start_s=start_s,
@@ -174,6 +197,7 @@ class Engine:
             num_running=len(batch.running),
             num_held=len(batch.finished),
             num_waiting=len(batch.waiting),
+            num_entered_tokens=batch.num_entered_tokens - num_entered,
             num_cached_tokens=batch.num_hit_tokens - num_hit,
             num_evicted=batch.pool.num_evicted - num_evicted,
             num_copied=len(plan.copies),
@@ -185,10 +209,19 @@ class Engine:
             largest_free_run=self.ledger.largest_free_run,
         )
         self.steps.append(record)
-        progressed = scheduler.apply(
-            plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
-        )
+        with self._deciding():
+            progressed = scheduler.apply(
+                plan, result, now_s=clock.now_s(), find_stop=self._texts.advance
+            )
         return progressed, slots
+
+    @contextmanager
+    def _deciding(self) -> Iterator[None]:
+        self._is_deciding = True
+        try:
+            yield
+        finally:
+            self._is_deciding = False
 
     def __iter__(self) -> Iterator[Delta]:
         """Stream everything: run until nothing is left, yielding what each step adds."""
@@ -227,7 +260,7 @@ class Engine:
 
     def _check_policies_serve(self, request: Request) -> None:
         try:
-            self.scheduler.policies.check_request(request)
+            self.scheduler.policies.check_request(request, self.limits)
         except ValueError as error:
             raise InvalidRequest(str(error)) from error
 

@@ -17,7 +17,7 @@ class Kind(StrEnum):
     REJECTED = "rejected"  # nothing; it never became a request
     ENTERED = "entered"  # known tokens: the prompt, or prompt and output when it resumes
     CHUNK = "chunk"  # tokens computed in this step, where they are more than a decode's one
-    HELD_BACK = "held_back"  # tokens asked for; the head of the queue did not enter
+    HELD_BACK = "held_back"  # tokens asked for; the head of the queue did not enter in this step
     PREEMPTED = "preempted"  # computed tokens given up
     FINISHED = "finished"  # output tokens
     RELEASED = "released"  # slots given back
@@ -25,6 +25,9 @@ class Kind(StrEnum):
     COPIED = "copied"  # slots of blocks copied before a write (copy on write)
     SERVED = "served"  # only seen by learning policies, never logged
     TIMER = "timer"  # only seen by learning policies, never logged
+
+
+UNASKED = "batching did not ask"  # why a head is held back whom nothing has refused
 
 
 class Event(NamedTuple):

@@ -32,9 +32,23 @@ class ServingFailed(RuntimeError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Prepared:
+    """A run before its first request: everything is built and checked, nothing is warmed up."""
+
+    engine: Engine
+    source: Source
+    params: SamplingParams
+    vocab_size: int
+    tokenizer: Tokenizer | None
+    model: LoadedModel | None
+    device: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """What a run leaves. `warm_up_s` is outside the measured time; `num_executables` were built;
-    `device` is the kind of device, None without one.
+    `device` is the kind of device, None without one. `start_s`: when arrivals began to be counted,
+    on the engine's clock.
     """
 
     engine: Engine
@@ -43,6 +57,7 @@ class Run:
     warm_up_s: float
     num_executables: int
     device: str | None
+    start_s: float = 0.0
 
 
 def run(
@@ -53,16 +68,18 @@ def run(
     say: Say,
     progress: Progress,
     policies: Mapping[str, object] | None = None,
+    workload: Workload | None = None,
 ) -> Run:
     """Run one experiment.
 
     Args:
-        config: group -> key -> value, and `seed`.
+        config: group -> key -> value, `seed`, and `record_blocks`: keep the log of blocks.
         choices: group -> the name that was chosen for it.
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
         progress: called with (what, done, total).
         policies: axis -> a policy object, in place of what was chosen for that axis.
+        workload: in place of the one that was chosen.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -70,48 +87,78 @@ def run(
         NotImplementedError: a kernel that does not exist yet.
         ServingFailed: anything that goes wrong after all of that was accepted.
     """
-    knobs = Knobs(config, explicit)
-    seed = config.get("seed", 0)
-    if type(seed) is not int or seed < 0:
-        raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
-    composed = _policies(knobs, choices, policies or {})
-    workload = _workload(knobs, choices)
-    params = _sampling(knobs, has_model=choices["executor"] != "scripted")
-    if choices["executor"] == "scripted":
-        engine, tokenizer, device = _scripted(knobs, composed, seed, say), None, None
-        vocab_size = knobs.section("executor")["vocab_size"]
-    else:
-        engine, model, device = _real(knobs, composed, seed, say)
-        vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
-    knobs.check_all_read()
-    vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
-    source = workload.open(seed=seed, vocabulary=vocabulary)
+    prepared = prepare(
+        config, choices=choices, explicit=explicit, say=say, policies=policies, workload=workload
+    )
     try:
-        return _serve(engine, source, params, tokenizer, device, say, progress)
+        return _serve(prepared, say, progress)
     except Exception as error:
         raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
 
 
-def _serve(
-    engine: Engine,
-    source: Source,
-    params: SamplingParams,
-    tokenizer: Tokenizer | None,
-    device: str | None,
+def prepare(
+    config: Mapping[str, Any],
+    *,
+    choices: Mapping[str, str],
+    explicit: Iterable[str],
     say: Say,
-    progress: Progress,
-) -> Run:
-    warm_up_s, num_executables = _warm_up(engine, params, progress)
+    policies: Mapping[str, object] | None = None,
+    workload: Workload | None = None,
+) -> Prepared:
+    """Everything of `run` before the first request; arguments and errors are those of `run`."""
+    knobs = Knobs(config, explicit)
+    seed = config.get("seed", 0)
+    if type(seed) is not int or seed < 0:
+        raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
+    logs_blocks = config.get("record_blocks", False)
+    if not isinstance(logs_blocks, bool):
+        raise ValueError(f"record_blocks must be true or false, got {logs_blocks!r}")
+    composed = _policies(knobs, choices, policies or {})
+    if workload is None:
+        workload = _workload(knobs, choices)
+    params = _sampling(knobs, has_model=choices["executor"] != "scripted")
+    model, tokenizer, device = None, None, None
+    if choices["executor"] == "scripted":
+        engine = _scripted(knobs, composed, seed=seed, say=say, logs_blocks=logs_blocks)
+        vocab_size: int = knobs.section("executor")["vocab_size"]
+    else:
+        engine, model, device = _real(
+            knobs,
+            composed,
+            seed=seed,
+            say=say,
+            logs_blocks=logs_blocks,
+            forks=params.num_sequences > 1,
+        )
+        vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
+    knobs.check_all_read()
+    vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
+    return Prepared(
+        engine=engine,
+        source=workload.open(seed=seed, vocabulary=vocabulary),
+        params=params,
+        vocab_size=vocab_size,
+        tokenizer=tokenizer,
+        model=model,
+        device=device,
+    )
+
+
+def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
+    engine, source = prepared.engine, prepared.source
+    warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
         say(f"warm-up: {num_executables} executables in {warm_up_s:.1f} s")
-    ended = 0
+    ended, start_s = 0, engine.clock.now_s()
 
     def on_ended(number: int) -> None:
         nonlocal ended
         ended += number
         progress("requests", ended, source.num_requests)
 
-    refused = serve(engine, source, params, tokenizer=tokenizer, on_ended=on_ended)
+    refused = serve(
+        engine, source, prepared.params, tokenizer=prepared.tokenizer, on_ended=on_ended
+    )
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
         "num_refused": len(refused),
@@ -124,7 +171,8 @@ def _serve(
         summary=summary | extra,
         warm_up_s=warm_up_s,
         num_executables=num_executables,
-        device=device,
+        device=prepared.device,
+        start_s=start_s,
     )
 
 
@@ -142,11 +190,9 @@ def _policies(knobs: Knobs, choices: Mapping[str, str], own: Mapping[str, object
     gates = [f"{GATE}.{name}" for name in filter(None, choices.get(GATE, "").split(","))]
     settings = {axis: knobs.plain(axis) for axis in (*POLICY_AXES, *gates)}
     policies = load_policies(choices, settings, own=own)
-    unused = set(own)
-    if not policies.prefix_cache.shares:
-        unused.add("eviction")
-    if not policies.can_preempt and not knobs.plain("limits").get("preempt_every_steps"):
-        unused |= {"victim", "preemption"}
+    unused = set(own) | policies.unread(
+        is_forced=bool(knobs.plain("limits").get("preempt_every_steps"))
+    )
     for axis in (*POLICY_AXES, GATE):
         if axis not in unused:
             knobs.used(axis)
@@ -171,7 +217,15 @@ def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSett
     return replace(limits, **more)
 
 
-def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine, LoadedModel, str]:
+def _real(
+    knobs: Knobs,
+    policies: Policies,
+    *,
+    seed: int,
+    say: Say,
+    logs_blocks: bool,
+    forks: bool,
+) -> tuple[Engine, LoadedModel, str]:
     from paxserve.device import compile_cache, memory
 
     compile_cache.enable()
@@ -190,11 +244,21 @@ def _real(knobs: Knobs, policies: Policies, seed: int, say: Say) -> tuple[Engine
     if unknown:
         raise ValueError(f"unknown settings {unknown}; model has ['dtype', 'name']")
     model = load_model(model_section["name"], dtype=model_section["dtype"], seed=seed)
-    engine = real_engine(model, settings=settings, policies=policies, seed=seed, say=say)
+    engine = real_engine(
+        model,
+        settings=settings,
+        policies=policies,
+        seed=seed,
+        say=say,
+        logs_blocks=logs_blocks,
+        forks=forks,
+    )
     return engine, model, memory.device_kind()
 
 
-def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
+def _scripted(
+    knobs: Knobs, policies: Policies, *, seed: int, say: Say, logs_blocks: bool
+) -> Engine:
     executor = knobs.section("executor")
     settings = _settings(
         knobs,
@@ -214,10 +278,14 @@ def _scripted(knobs: Knobs, policies: Policies, seed: int, say: Say) -> Engine:
         kv_bytes_per_token=executor["kv_bytes_per_token"] if policies.preemption.swaps else 1,
         seed=seed,
         say=say,
+        logs_blocks=logs_blocks,
     )
 
 
-def _warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple[float, int]:
+def warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple[float, int]:
+    """Build what requests with these settings need; returns the seconds it took and how many
+    executables there are.
+    """
     if isinstance(engine.executor, Scripted):
         return 0.0, 0
     from paxserve.executor.real import Real

@@ -10,6 +10,7 @@ write to copies.
 """
 
 from collections.abc import Mapping
+from math import inf
 
 from paxserve.batch import Batch
 from paxserve.beam_search import Candidate, Hypothesis, choose
@@ -25,15 +26,13 @@ def advance_beams(
     assert beams is not None
     num_output = len(places[0].token_ids) - request.num_prompt_tokens
     stop_ids = request.stop_ids if num_output >= request.params.min_tokens else frozenset()
-    going_on, ending = choose(
-        _candidates(request, outputs), width=beams.width, stop_ids=stop_ids
-    )
+    going_on, ending = choose(_candidates(request, outputs), width=beams.width, stop_ids=stop_ids)
     for candidate in ending:
         beams.completed.append(_ended(request, places[candidate.parent], candidate, now_s))
-    _deal(batch, request, going_on, now_s)
+    dealt = _deal(batch, request, going_on, now_s)
     is_full = len(places[0].token_ids) >= request.max_known_tokens
     if is_full or len(going_on) < len(places):
-        _end(batch, request)
+        _end(batch, request, dealt)
 
 
 def _candidates(request: Request, outputs: Mapping[Sequence, RowOutput]) -> list[Candidate]:
@@ -52,8 +51,12 @@ def _candidates(request: Request, outputs: Mapping[Sequence, RowOutput]) -> list
     ]
 
 
-def _deal(batch: Batch, request: Request, going_on: list[Candidate], now_s: float) -> None:
-    """Each hypothesis gets a place: its parent's, if no better one has taken it."""
+def _deal(
+    batch: Batch, request: Request, going_on: list[Candidate], now_s: float
+) -> list[Sequence]:
+    """Each hypothesis gets a place: its parent's, if no better one has taken it; returns the
+    places that have one.
+    """
     places = request.live
     place_of: dict[int, int] = {}
     for i, candidate in enumerate(going_on):
@@ -62,12 +65,15 @@ def _deal(batch: Batch, request: Request, going_on: list[Candidate], now_s: floa
     free = [place for place in range(len(places)) if place not in place_of.values()]
     forks = [(i, free.pop(0)) for i in range(len(going_on)) if i not in place_of]
     parents = [(list(p.token_ids), list(p.token_times_s), list(p.block_table)) for p in places]
-    for i, place in forks:  # references first, so that no block is let go that lives on
+    for i, _ in forks:  # references first, so that no block is let go that lives on
         batch.pool.share(parents[going_on[i].parent][2], is_hit=False)
     for i, place in forks:
         parent, sequence = going_on[i].parent, places[place]
         batch.tables.let_go(sequence)
-        sequence.token_ids, sequence.token_times_s = list(parents[parent][0]), list(parents[parent][1])
+        sequence.token_ids, sequence.token_times_s = (
+            list(parents[parent][0]),
+            list(parents[parent][1]),
+        )
         sequence.block_table.extend(parents[parent][2])
         sequence.num_reserved_tokens = places[parent].num_reserved_tokens
         sequence.num_published_blocks = places[parent].num_published_blocks
@@ -78,6 +84,7 @@ def _deal(batch: Batch, request: Request, going_on: list[Candidate], now_s: floa
         sequence.token_times_s.append(now_s)
         sequence.cumulative_logprob = candidate.cumulative_logprob
         sequence.num_entry_tokens = sequence.num_known_tokens  # its input comes from the host
+    return [places[place_of[i]] for i in range(len(going_on))]
 
 
 def _ended(request: Request, place: Sequence, candidate: Candidate, now_s: float) -> Hypothesis:
@@ -91,8 +98,10 @@ def _ended(request: Request, place: Sequence, candidate: Candidate, now_s: float
     )
 
 
-def _end(batch: Batch, request: Request) -> None:
-    """The best hypotheses become the sequences' outputs, best first."""
+def _end(batch: Batch, request: Request, dealt: list[Sequence]) -> None:
+    """The best hypotheses become the sequences' outputs, best first. There are fewer of them than
+    sequences only where hardly any token goes on; then the last outputs are empty.
+    """
     beams = request.beams
     assert beams is not None
     unfinished = [
@@ -103,11 +112,11 @@ def _end(batch: Batch, request: Request) -> None:
             stop_reason=None,
             is_stopped=False,
         )
-        for place in request.live
+        for place in dealt
     ]
-    ranked = sorted(
-        [*beams.completed, *unfinished], key=lambda h: -h.score(beams.length_penalty)
-    )
+    ranked = sorted([*beams.completed, *unfinished], key=lambda h: -h.score(beams.length_penalty))
+    nothing = Hypothesis((), (), -inf, None, False)
+    ranked += [nothing] * (len(request.sequences) - len(ranked))
     for sequence, hypothesis in zip(request.sequences, ranked, strict=False):
         sequence.token_ids = [*request.prompt_token_ids, *hypothesis.token_ids]
         sequence.token_times_s = list(hypothesis.token_times_s)

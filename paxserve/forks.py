@@ -14,7 +14,6 @@ Sequences that have no output yet share the whole prompt. Each must still look a
 token to sample from it, but its KV is written once, by the trunk: the others read it again.
 """
 
-
 from typing import NamedTuple
 
 from paxserve.request import Request, Sequence, set_computed
@@ -33,7 +32,8 @@ def plan_forks(request: Request, *, block_size: int) -> None:
     """
     for i, sequence in enumerate(request.live[1:], start=1):
         earlier = request.live[:i]
-        lengths = [_num_common(sequence, other, block_size) for other in earlier]
+        start = request.num_prompt_tokens
+        lengths = [_num_common(sequence, other, start, block_size) for other in earlier]
         longest = max(lengths)
         set_computed(sequence, longest)
         sequence.source = earlier[lengths.index(longest)] if longest else None
@@ -83,15 +83,13 @@ def num_grantable(request: Request, num_tokens: int, *, num_budget: int, largest
     return num_tokens if num_tokens <= num_budget else 0
 
 
-def _num_common(sequence: Sequence, source: Sequence, block_size: int) -> int:
-    """Tokens that `sequence` can take over: all but its last one where both know the same, else
-    whole blocks, since the last common block of `source` goes on differently.
+def _num_common(sequence: Sequence, source: Sequence, start: int, block_size: int) -> int:
+    """Tokens that `sequence` can take over, which are the same up to `start`: all but its last one
+    where both know the same, else whole blocks, since the last common block goes on differently.
     """
     mine, theirs = sequence.token_ids, source.token_ids
     if mine == theirs:
         return len(mine) - 1
     limit = min(len(mine), len(theirs)) - 1
-    num_equal = next((i for i in range(limit) if mine[i] != theirs[i]), limit)
+    num_equal = next((i for i in range(min(start, limit), limit) if mine[i] != theirs[i]), limit)
     return num_equal // block_size * block_size
-
-

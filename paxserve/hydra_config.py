@@ -34,6 +34,12 @@ def config_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def file_settings(axis: str, name: str) -> dict[str, Any]:
+    """The settings in a choice's own file."""
+    found: Any = OmegaConf.to_container(OmegaConf.load(config_directory() / axis / f"{name}.yaml"))
+    return dict(found or {})
+
+
 def custom_policies(overrides: Sequence[str]) -> list[str]:
     """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
     Hydra is told to leave no files of its own.
@@ -104,7 +110,7 @@ def read_config(config: DictConfig, hydra_config: Any) -> Composed:
         for group, choice in hydra_config.runtime.choices.items()
         if choice is not None and not group.startswith("hydra/")
     }
-    explicit = [_key(override) for override in hydra_config.overrides.task]
+    explicit = [key_of(override) for override in hydra_config.overrides.task]
     for axis in custom:
         _forget_replaced(plain, choices, axis, explicit)
     settings = [key for key in explicit if not _is_no_setting(key)]
@@ -122,8 +128,7 @@ def _forget_replaced(
     for group in smaller:
         del choices[group]
     if replaced is not None:
-        default: Any = OmegaConf.load(config_directory() / axis / f"{replaced}.yaml") or {}
-        keys |= {str(key) for key in default}
+        keys |= set(file_settings(axis, replaced))
     *parents, last = axis.split("/")
     place = plain
     for parent in parents:
@@ -133,8 +138,16 @@ def _forget_replaced(
 
 
 def _is_no_setting(key: str) -> bool:
-    return key in ("baseline", "experiment", "run", "run_dir", "seed") or key.startswith("custom.")
+    return key in (
+        "baseline",
+        "experiment",
+        "run",
+        "run_dir",
+        "seed",
+        "record_blocks",
+    ) or key.startswith("custom.")
 
 
-def _key(override: str) -> str:
+def key_of(override: str) -> str:
+    """What an override sets: `group` or `group.key`."""
     return override.split("=", 1)[0].lstrip("+~").split("@")[0].replace("/", ".")

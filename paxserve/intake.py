@@ -17,7 +17,7 @@ from paxserve.limits import Limits
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.request import NO_ORIGIN, Origin, Request
 from paxserve.request import Sequence as TokenSequence
-from paxserve.sampling_params import MAX_SEED, MAX_SUPPRESSED_IDS, SamplingParams
+from paxserve.sampling_params import MAX_LOGPROBS, MAX_SEED, MAX_SUPPRESSED_IDS, SamplingParams
 from paxserve.step import RowSampling
 
 
@@ -224,7 +224,7 @@ class Intake:
             top_p=float(params.top_p),
             min_p=float(params.min_p),
             seed=seed,
-            num_logprobs=_num_logprobs(params),
+            num_logprobs=_num_logprobs(params, len(stop_ids)),
             min_tokens=params.min_tokens,
             suppressed_ids=stop_ids if params.min_tokens else (),
         )
@@ -235,10 +235,12 @@ def seed_of_sample(seed: int, index: int) -> int:
     return zlib.crc32(f"{seed}/{index}".encode()) & MAX_SEED if index else seed
 
 
-def _num_logprobs(params: SamplingParams) -> int:
-    """Best tokens to report: for beams their candidates, -1 for none."""
+def _num_logprobs(params: SamplingParams, num_stop_ids: int) -> int:
+    """Best tokens to report; -1 for none. Of a beam's candidates `beam_width` must go on even where
+    every end token is among them.
+    """
     if params.beam_width:
-        return 2 * params.beam_width
+        return min(MAX_LOGPROBS, 2 * params.beam_width + num_stop_ids)
     return -1 if params.logprobs is None else params.logprobs
 
 

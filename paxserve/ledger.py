@@ -23,7 +23,6 @@ import numpy as np
 
 from paxserve.batch import Batch
 from paxserve.request import Request, Sequence
-from paxserve.reservation.on_demand import OnDemand
 
 
 class SlotCounts(NamedTuple):
@@ -75,14 +74,8 @@ class Ledger:
         self._promises: dict[Sequence, list[_Promise]] = {}
         self._most_computed: dict[Sequence, int] = {}
         self._members: list[Request] = []
-        self._slot_s = np.zeros((3, 0))
-        self._columns = np.zeros((3, 0))
-        policies = batch.policies  # whether nothing is ever promised beyond what is computed
-        self._is_exact = (
-            isinstance(policies.reservation, OnDemand)
-            and policies.batching.release == "at_finish"
-            and not policies.placement.contiguous
-        )
+        self._slot_s = np.zeros((4, 0))
+        self._columns = np.zeros((4, 0))
 
     def record(self, duration_s: float = 0.0) -> SlotCounts:
         """Count the slots as they are now, as one step; `reserved_used` is not split yet.
@@ -96,7 +89,8 @@ class Ledger:
         batch, block_size = self._batch, self._batch.limits.block_size
         pool = batch.pool
         self._spend(duration_s)
-        running = self._exactly(batch.running) if self._has_forks() else self._quickly()
+        is_shared_with_dead = pool.num_extra_refs > 0 and bool(batch.finished or batch.dead)
+        running = self._exactly(batch.running) if is_shared_with_dead else self._quickly()
         unfit = self._num_unfit_blocks() * block_size
         counts = SlotCounts(
             live=running.live,
@@ -139,29 +133,34 @@ class Ledger:
 
     def settle(self) -> None:
         """Hand every request the slot-seconds that were counted for it so far."""
-        for request, live, promised, held in zip(self._members, *self._slot_s, strict=True):
+        for request, live, promised, held, _ in zip(self._members, *self._slot_s, strict=True):
             request.live_slot_s += float(live)
             request.promised_slot_s += float(promised)
             request.held_slot_s += float(held)
-        self._members, self._slot_s = [], np.zeros((3, 0))
+        self._members, self._slot_s = [], np.zeros((4, 0))
 
-    def _has_forks(self) -> bool:
-        """Whether a partly filled block may be shared, or a shared one be held by the dead."""
-        batch = self._batch
-        has_dead = bool(batch.finished or batch.dead)
-        return bool(batch.groups) or (batch.pool.num_extra_refs > 0 and has_dead)
+    @property
+    def _may_promise_ahead(self) -> bool:
+        """Whether more may be held for a sequence than is computed."""
+        policies = self._batch.policies
+        admits_alone = policies.placement.contiguous or policies.batching.release == "with_batch"
+        return self._batch.tables.promises_ahead or admits_alone
 
     def _quickly(self) -> _Sums:
-        """One sequence per request: every block that is shared is full."""
-        block_size = self._batch.limits.block_size
-        num_twice = self._batch.pool.num_extra_refs * block_size
-        live, promised, held = self._columns.sum(axis=1).tolist()
-        tail = -self._columns[1] % block_size
+        """Request by request. What two requests share are full blocks, so each of their further
+        holders counts `block_size` slots too many.
+        """
+        batch, block_size = self._batch, self._batch.limits.block_size
+        num_twice = batch.pool.num_extra_refs
+        for request in batch.groups:  # what a group shares within itself is counted once already
+            held = [block_id for s in request.live for block_id in s.block_table]
+            num_twice -= len(held) - len(set(held))
+        live, promised, held_slots, tail = self._columns.sum(axis=1).tolist()
         return _Sums(
-            live=int(live) - num_twice,
-            promised=int(promised) - num_twice,
-            tail=int(tail.sum()),
-            num_blocks=(int(held) - num_twice) // block_size,
+            live=int(live) - num_twice * block_size,
+            promised=int(promised) - num_twice * block_size,
+            tail=int(tail),
+            num_blocks=int(held_slots) // block_size - num_twice,
         )
 
     def _exactly(self, requests: list[Request]) -> _Sums:
@@ -197,31 +196,48 @@ class Ledger:
         if running != self._members:
             self.settle()
             self._members = list(running)
-            self._slot_s = np.zeros((3, len(running)))
+            self._slot_s = np.zeros((4, len(running)))
         self._columns = columns = self._columns_of(running)
-        if self._promises or (not self._is_exact and (columns[1] > columns[0]).any()):
+        if self._promises or (self._may_promise_ahead and (columns[1] > columns[0]).any()):
             for request in running:
                 for sequence in request.live:
                     self._note_promise(sequence)
         self._slot_s += columns * duration_s
+        self._spend_on_the_dead(duration_s)
+
+    def _spend_on_the_dead(self, duration_s: float) -> None:
+        """What finished requests and ended sequences hold until the batch dissolves is theirs."""
+        batch = self._batch
+        ended = [(request, s) for request in batch.finished for s in request.live]
+        ended += [batch.by_sequence[sequence.sequence_id] for sequence in batch.dead]
+        for request, sequence in ended:
+            num_slots = len(sequence.block_table) * batch.limits.block_size
+            request.held_slot_s += num_slots * duration_s
 
     def _columns_of(self, running: list[Request]) -> np.ndarray:
-        """[3, requests]: computed tokens, promised tokens and slots of all blocks of each request,
-        what it shares with others included.
+        """[4, requests]: computed tokens, promised tokens, slots of all blocks and tail slots of
+        each request, what it shares with others included.
         """
         batch, block_size = self._batch, self._batch.limits.block_size
-        if batch.groups:
-            sums = [self._exactly([request]) for request in running]
-            return np.array([(s.live, s.promised, s.num_blocks * block_size) for s in sums]).T
-        sequences = [request.sequences[0] for request in running]
-        columns = np.empty((3, len(running)))
+        sequences = [request.live[0] for request in running]
+        columns = np.empty((4, len(running)))
         columns[0] = [sequence.num_computed_tokens for sequence in sequences]
         columns[1] = columns[0]
-        if not self._is_exact:
+        if self._may_promise_ahead:
             reserved = [sequence.num_reserved_tokens for sequence in sequences]
             columns[1] = np.maximum(columns[0], reserved)
         columns[2] = [len(sequence.block_table) for sequence in sequences]
         columns[2] *= block_size
+        columns[3] = -columns[1] % block_size
+        for i, request in enumerate(running) if batch.groups else ():
+            if request in batch.groups:
+                sums = self._exactly([request])
+                columns[:, i] = (
+                    sums.live,
+                    sums.promised,
+                    sums.num_blocks * block_size,
+                    sums.tail,
+                )
         return columns
 
     def _note_promise(self, sequence: Sequence) -> None:
@@ -241,6 +257,5 @@ class Ledger:
         head = batch.waiting.head()
         if head is None or not batch.policies.placement.contiguous:
             return 0
-        longest = max([sequence.num_remaining_tokens for sequence in head.live])
-        num_needed = batch.tables.num_blocks_needed(head, longest)  # in one run per sequence
-        return batch.pool.free_space.num_unfit(num_needed)
+        longest = max([sequence.num_known_tokens for sequence in head.live])
+        return batch.pool.free_space.num_unfit(batch.tables.num_blocks_needed(head, longest))

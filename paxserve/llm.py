@@ -118,6 +118,7 @@ class LLM:
             loaded,
             settings=EngineSettings(**settings),
             policies=policies,
+            forks=True,
             seed=seed,
             say=_say,
         )

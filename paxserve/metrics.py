@@ -161,6 +161,16 @@ def _memory(
         if num_computed
         else None,
     }
+    num_entered = sum(step.num_entered_tokens for step in steps)
+    num_cached = sum(step.num_cached_tokens for step in steps)
+    summary |= {
+        "prefix_hit_tokens": num_cached,
+        "prefix_hit_rate": num_cached / num_entered if num_entered else None,
+        "evicted_blocks": sum(step.num_evicted for step in steps),
+        "copied_blocks": sum(step.num_copied for step in steps),
+        "swapped_out_blocks": sum(step.num_swapped_out for step in steps),
+        "swap_bytes": sum(step.swap_bytes for step in steps),
+    }
     shares = slot_shares(steps, slots)
     return summary | {f"kv_share_{name}": share for name, share in shares.items()}
 
@@ -169,11 +179,16 @@ def _device(steps: Sequence[StepRecord]) -> Summary:
     num_tokens = sum(step.num_tokens for step in steps)
     padded_tokens = sum(step.padded_tokens for step in steps)
     num_rows, padded_rows = sum(s.num_rows for s in steps), sum(s.padded_rows for s in steps)
+    num_blocks, padded_blocks = (
+        sum(s.num_blocks for s in steps),
+        sum(s.padded_blocks for s in steps),
+    )
     summary: Summary = {
         "num_steps": len(steps),
         "computed_tokens": num_tokens,
         "padded_token_share": 1 - num_tokens / padded_tokens if padded_tokens else None,
         "padded_row_share": 1 - num_rows / padded_rows if padded_rows else None,
+        "padded_block_share": 1 - num_blocks / padded_blocks if padded_blocks else None,
         "num_compiles": sum(step.num_compiles for step in steps),
         "compile_s": sum(step.compile_s for step in steps),
     }

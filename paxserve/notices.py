@@ -45,6 +45,7 @@ class Notices:
         self._every_s = every_s
         self._next_status_s = every_s
         self._num_tokens = 0
+        self._num_entered = self._num_cached = 0
         self._busy_s = 0.0
         self._last_end_s = -every_s
         self._num_events_seen = 0
@@ -54,7 +55,7 @@ class Notices:
     def after_step(self, record: StepRecord, slots: SlotCounts, events: EventLog) -> None:
         """Look at one step."""
         usable = sum(slots) - slots.null
-        block_share = 1 - (slots.free + slots.free_unfit) / usable
+        block_share = 1 - (slots.free + slots.free_unfit + slots.cached) / usable
         use = f"KV {block_share:.0%} in blocks, {slots.live / usable:.0%} live"
         if block_share > FULL_SHARE and record.num_waiting and not self._warned_full:
             self._warned_full = True
@@ -68,6 +69,8 @@ class Notices:
         self._use = use
         self._num_events_seen = len(events)
         self._num_tokens += record.num_tokens
+        self._num_entered += record.num_entered_tokens
+        self._num_cached += record.num_cached_tokens
         self._busy_s += record.duration_s
         end_s = record.start_s + record.duration_s
         if record.start_s - self._last_end_s >= self._every_s:  # the first step after a pause
@@ -77,10 +80,14 @@ class Notices:
             rate = self._num_tokens / max(self._busy_s, 1e-9)
             self._status(
                 f"running {record.num_running}, waiting {record.num_waiting}, {use}, "
-                f"{rate:.0f} tokens/s"
+                f"{self._hits()}{rate:.0f} tokens/s"
             )
             self._num_tokens, self._busy_s = 0, 0.0
             self._next_status_s = end_s + self._every_s
+
+    def _hits(self) -> str:
+        """What the prefix cache had of the tokens that entered, if it ever had any."""
+        return f"hits {self._num_cached / self._num_entered:.0%}, " if self._num_cached else ""
 
     def _on_preemption(self, event: Event, use: str) -> None:
         self._num_preemptions += 1

@@ -13,7 +13,7 @@ from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
 from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
 from paxserve.draft import StepDraft
-from paxserve.events import EventLog, Kind
+from paxserve.events import UNASKED, EventLog, Kind
 from paxserve.forks import Claim, num_grantable, reads_again, spread
 from paxserve.policies import Policies
 from paxserve.preempting import Preempting
@@ -45,6 +45,7 @@ class StepInMaking:
         self._batch = batch
         self._policies = policies
         self._events = events
+        self._refused_head: Request | None = None
         self._admitting = Admitting(batch=batch, draft=draft, events=events)
         self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
         cache = policies.prefix_cache
@@ -100,7 +101,10 @@ class StepInMaking:
             )
         if not self._draft.rows:  # whoever was to be computed beside them made way
             self.preempt(newcomers, "")
-        return self._draft.to_plan(step_id, self._batch, self._events)
+        plan = self._draft.to_plan(step_id, self._batch, self._events)
+        if plan is not None:
+            self._note_silence()
+        return plan
 
     def _admit(self, request: Request, num_tokens: int) -> Verdict:
         """Static batching's way in: a row and memory, nothing computed yet."""
@@ -163,7 +167,7 @@ class StepInMaking:
     def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
         """A block for each table that is full; False if there may be too few."""
         tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
-        full = [request for i in _indices(offsets, 0) if tables.is_full((request := requests[i]))]
+        full = [request for i in _indices(offsets, 0) if tables.is_full(request := requests[i])]
         if not full:
             return True
         if len(full) > pool.num_available or policies.placement.contiguous:
@@ -196,20 +200,18 @@ class StepInMaking:
             if verdict.refused is Reason.BUDGET:
                 refused = Reason.BUDGET
                 break
-        return Verdict(
-            num_granted, refused=refused, num_preempted=draft.num_preempted - num_before
-        )
+        return Verdict(num_granted, refused=refused, num_preempted=draft.num_preempted - num_before)
 
     # How it is done.
 
     def _check_grant(self, request: Request, num_tokens: int) -> None:
-        is_granted = any([s.sequence_id in self._draft.rows for s in request.live])
+        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         in_range = 1 <= num_tokens <= request.num_remaining_tokens
         if not in_range or is_granted or request.state is State.FINISHED:
             raise self._wrong_grant(request, num_tokens)
 
     def _wrong_grant(self, request: Request, num_tokens: int) -> RuntimeError:
-        is_granted = any([s.sequence_id in self._draft.rows for s in request.live])
+        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         return RuntimeError(
             f"{type(self._policies.batching).__name__} granted {num_tokens} tokens to request "
             f"{request.request_id}, which is {request.state}, has {request.num_remaining_tokens} "
@@ -220,27 +222,32 @@ class StepInMaking:
         self, request: Request, num_tokens: int, *, num_budget: int, computes: bool = True
     ) -> list[Claim] | Refusal:
         """Admit a waiting request, in the place of others if its order says so."""
-        while True:
-            answer = self._admitting.admit(
-                request, num_tokens, num_budget=num_budget, computes=computes
-            )
-            is_short = isinstance(answer, Refusal) and answer.reason in (Reason.ROWS, Reason.BLOCKS)
-            if not is_short or request in self._draft.dropped:
-                return answer
-            displaced = self._displaced_by(request)
-            if displaced is None:
-                return answer
-            budget_before = self._draft.budget_left
+        answer = self._admitting.admit(
+            request, num_tokens, num_budget=num_budget, computes=computes
+        )
+        is_short = isinstance(answer, Refusal) and answer.reason in (Reason.ROWS, Reason.BLOCKS)
+        if not is_short or not self._policies.admission.displaces_running:
+            return answer
+        budget_before = self._draft.budget_left
+        for displaced in self._displaced_by(request, num_tokens, num_budget):
             self._preempting.preempt(displaced, why=f"displaced by {request.request_id}")
-            num_budget += self._draft.budget_left - budget_before
+        num_budget += self._draft.budget_left - budget_before
+        return self._admitting.admit(request, num_tokens, num_budget=num_budget, computes=computes)
 
-    def _displaced_by(self, request: Request) -> Request | None:
-        """The running request that ranks last, if it ranks behind this waiting one."""
-        if not self._policies.admission.displaces_running or not self._batch.running:
-            return None
+    def _displaced_by(self, request: Request, num_tokens: int, num_budget: int) -> list[Request]:
+        """The running requests, last in rank first, in whose place this waiting one would enter;
+        nobody if all that rank behind it would not be enough.
+        """
         rank = self._batch.waiting.rank
-        last = max(self._batch.running, key=lambda r: (rank(r), r.arrival_seq))
-        return last if rank(last) > rank(request) else None
+        own, displaced = rank(request), []
+        behind = [r for r in self._batch.running if rank(r) > own]
+        for other in sorted(behind, key=lambda r: (rank(r), r.arrival_seq), reverse=True):
+            displaced.append(other)
+            if self._admitting.would_enter(
+                request, num_tokens, num_budget=num_budget, without=displaced
+            ):
+                return displaced
+        return []
 
     def _go_on(self, request: Request, num_tokens: int, num_budget: int) -> list[Claim] | Refusal:
         """Memory for more tokens of a running request."""
@@ -288,7 +295,7 @@ class StepInMaking:
         """Whether one of the tables would not lie anywhere even in an empty pool."""
         tables, longest = self._batch.tables, self._batch.pool.largest_table
         ends = [claim.sequence.num_computed_tokens + claim.num_tokens for claim in claims]
-        return any([tables.num_blocks_needed(request, end) > longest for end in ends])
+        return any(tables.num_blocks_needed(request, end) > longest for end in ends)
 
     def _compute(self, request: Request, claims: Sequence[Claim]) -> int:
         """The claimed tokens become rows; returns how many there are."""
@@ -342,11 +349,21 @@ class StepInMaking:
             ),
         )
 
+    def _note_silence(self) -> None:
+        """The head waits, and the batching policy has not asked for it."""
+        head = self._batch.waiting.head()
+        if head is None or head is self._refused_head or head in self._draft.dropped:
+            return
+        self._events.add(
+            Kind.HELD_BACK, head.request_id, num_tokens=head.num_remaining_tokens, detail=UNASKED
+        )
+
     def _refuse(
         self, request: Request, num_tokens: int, refusal: Refusal, num_preempted: int = 0
     ) -> Verdict:
         is_head = self._batch.waiting.head() is request
         if is_head and request not in self._draft.dropped:
+            self._refused_head = request
             reason, why = refusal
             self._events.add(
                 Kind.HELD_BACK,

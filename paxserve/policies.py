@@ -46,6 +46,13 @@ class Policies:
         """Whether a running request may have to make way."""
         return self.reservation.grows or self.admission.displaces_running
 
+    def unread(self, *, is_forced: bool) -> set[str]:
+        """Axes whose choice is never asked, given the others; `is_forced`: preemption is forced
+        from outside.
+        """
+        unread = set() if self.prefix_cache.shares else {"eviction"}
+        return unread if self.can_preempt or is_forced else unread | {"victim", "preemption"}
+
     def check(self, limits: Limits) -> None:
         """Refuse combinations that cannot run.
 
@@ -76,17 +83,29 @@ class Policies:
             )
         self._check_longest_fits(limits)
 
-    def check_request(self, request: Request) -> None:
+    def check_request(self, request: Request, limits: Limits) -> None:
         """Refuse a request that these choices cannot serve.
 
         Raises:
             ValueError: names the choice and what the request lacks.
         """
-        if self.reservation.needs_true_lengths:
-            if request.origin.num_true_output_tokens is None:
+        lacks_length = request.origin.num_true_output_tokens is None
+        if self.reservation.needs_true_lengths and lacks_length:
+            raise ValueError(
+                f"reservation {_name(self.reservation)} reads true output lengths, but request "
+                f"{request.request_id} brings none: use a workload that knows them"
+            )
+        num_sequences = len(request.sequences)
+        if num_sequences > 1 and not self.shares:
+            promise = self.reservation.num_tokens(
+                request, num_needed=request.num_prompt_tokens, limits=limits
+            )
+            num_blocks = num_sequences * -(-promise // limits.block_size)
+            if num_blocks > limits.num_usable_blocks:
                 raise ValueError(
-                    f"reservation {_name(self.reservation)} reads true output lengths, but request "
-                    f"{request.request_id} brings none: use a workload that knows them"
+                    f"request {request.request_id} has {num_sequences} sequences, for which "
+                    f"reservation {_name(self.reservation)} holds {num_blocks} blocks; the pool "
+                    f"has {limits.num_usable_blocks} of {limits.block_size} tokens"
                 )
         if request.beams is not None and not self.shares:
             raise ValueError(
@@ -99,6 +118,11 @@ class Policies:
             raise ValueError(
                 f"prefix_cache {_name(self.prefix_cache)} shares blocks between tables, but "
                 f"placement {_name(self.placement)} lays each table out as one run: use paged"
+            )
+        if isinstance(self.admission, Reordering) and self.placement.contiguous:
+            raise ValueError(
+                f"admission {_name(self.admission)} orders by what is cached, but placement "
+                f"{_name(self.placement)} lays each table out as one run, so nothing is: use paged"
             )
         if isinstance(self.admission, Reordering) and not self.prefix_cache.shares:
             raise ValueError(

@@ -52,6 +52,7 @@ class Preempting:
         """A running request is about to end: its grant of this step goes back."""
         self._take_back(request)
         self._draft.newcomers.pop(request, None)
+        self._batch.give_back_host_blocks(request)
         self._draft.dropped.add(request)
 
     def _hold_back(self, newcomer: Request) -> None:
@@ -95,6 +96,11 @@ class Preempting:
         num_free = self._batch.host_pool.num_free
         view = VictimView(num_slots, len(blocks), num_free)
         method = self._policies.preemption.choose(victim, view)
+        if not isinstance(method, Method):
+            raise RuntimeError(
+                f"{type(self._policies.preemption).__name__} answered {method!r}, which is no "
+                f"preemption method: answer one of {list(Method)}"
+            )
         if method is Method.SWAP and len(blocks) > num_free:
             note = f"swap needs {len(blocks)} host blocks, {num_free} are free"
             return Method.RECOMPUTE, note

@@ -66,12 +66,12 @@ class Sequence:
     """One token list, one block table, one row.
 
     Planning needs only counts, never a token's value, so that a step can be planned while the one
-    before it runs: `num_computed_tokens` counts tokens whose KV is valid once the planned steps have
+    before it runs: `num_computed_tokens` counts tokens whose KV is valid once planned steps have
     run, `num_remaining_tokens` those behind them that are known, or that a planned step is still to
-    sample: 1 is a decode, more is a prompt or a resume. `num_entry_tokens` were known when it entered its row; later ones were
-    sampled there, so the device has them. `num_reserved_tokens` were promised when its table last
-    grew. `num_published_blocks` have been offered to the prefix cache, `num_sent_blocks` of the
-    table are known to the executor. `row` is -1 while it has none.
+    sample: 1 is a decode, more is a prompt or a resume. `num_entry_tokens` were known when it
+    entered its row; later ones were sampled there, so the device has them. `num_reserved_tokens`
+    were promised when its table last grew. `num_published_blocks` have been offered to the prefix
+    cache, `num_sent_blocks` of the table are known to the executor. `row` is -1 while it has none.
 
     `source`: another sequence of the request whose first `num_computed_tokens` tokens are its own
     too; it takes its blocks over when it is first computed, and until then holds none.
@@ -116,7 +116,8 @@ class Request:
 
     `max_known_tokens` is the length, prompt included, at which a sequence ends. `stop_ids` are all
     ids that end one. `live` are the sequences that have not ended. `admitted_seq` numbers
-    admissions and is renewed on resume. `num_lost_tokens` were given up and not computed again yet.
+    admissions and is renewed on resume; it had `num_entry_output_tokens` then.
+    `num_lost_tokens` were given up and not computed again yet.
     `num_cached_tokens` were found in the prefix cache when it was last admitted, `num_hit_tokens`
     in all admissions together. Slot-seconds: KV slots times the time for which it had them, with
     computed tokens (live), promised, and held at all; `Ledger.settle` fills them in.
@@ -138,6 +139,7 @@ class Request:
     beams: "Beams | None" = None
     state: State = State.WAITING
     admitted_seq: int = -1
+    num_entry_output_tokens: int = 0
     num_preemptions: int = 0
     num_lost_tokens: int = 0
     num_recomputed_tokens: int = 0
@@ -160,6 +162,21 @@ class Request:
     def sequence(self) -> Sequence:
         """The first sequence: the only one of a request with n = 1."""
         return self.sequences[0]
+
+    @property
+    def trunk(self) -> Sequence:
+        """The first sequence that goes on, which others branch off; what policies look at."""
+        return self.live[0]
+
+    @property
+    def num_produced_tokens(self) -> int:
+        """Output tokens of one sequence that goes on; all have about as many."""
+        return len(self.live[0].token_ids) - len(self.prompt_token_ids)
+
+    @property
+    def is_swapped(self) -> bool:
+        """Whether the host holds what was computed."""
+        return bool(self.live[0].host_blocks)
 
     @property
     def num_prompt_tokens(self) -> int:

@@ -10,6 +10,8 @@ know: how to run anything.
 | requests.parquet | request |
 | steps.parquet | executed step, with its slot classes |
 | decisions.parquet | event |
+| blocks.parquet | change of a block's holder, if `record_blocks` is set |
+| arrivals.jsonl | request that ended well: what is needed to send it again |
 | outputs.jsonl | request: its text, how it ended, log-probabilities; `others`: the same of its |
 | | further sequences; refused requests too |
 | config.yaml | run: as asked for: the choices made and every setting |
@@ -34,12 +36,14 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
+from paxserve.block_log import BlockChange
 from paxserve.engine import Engine
 from paxserve.events import Event
 from paxserve.experiment import Run
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord, request_record
 from paxserve.outputs import CompletionOutput, RequestOutput
+from paxserve.recorded import arrival_line, arrival_of
 from paxserve.records import StepRecord
 
 MARKER = "complete"
@@ -71,25 +75,48 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     engine.ledger.settle()
     write_text(path / "summary.json", json.dumps(run.summary, indent=1, allow_nan=False))
     records = [request_record(request) for request in engine.requests]
-    _write_table(path / "requests.parquet", RequestRecord, [r._asdict() for r in records])
+    write_table(path / "requests.parquet", RequestRecord, [r._asdict() for r in records])
     steps = [
         {**step._asdict(), **{f"slots_{k}": v for k, v in slots._asdict().items()}}
         for step, slots in zip(engine.steps, engine.ledger.steps(), strict=True)
     ]
     slot_columns = {f"slots_{name}": int for name in SlotCounts._fields}
-    _write_table(path / "steps.parquet", StepRecord, steps, more=slot_columns)
+    write_table(path / "steps.parquet", StepRecord, steps, more=slot_columns)
     events = [event._asdict() for event in engine.events]
-    _write_table(path / "decisions.parquet", Event, events)
+    write_table(path / "decisions.parquet", Event, events)
     lines = [json.dumps(_output_line(engine.output(request))) for request in engine.requests]
     lines += [
         json.dumps({"id": arrival.request_id, "finish_reason": "error", "error": str(error)})
         for arrival, error in run.refused
     ]
     write_text(path / "outputs.jsonl", "".join(f"{line}\n" for line in lines))
+    if engine.block_log is not None:
+        changes = [change._asdict() for change in engine.block_log.changes]
+        write_table(path / "blocks.parquet", BlockChange, changes)
+    served = [request for request in engine.requests if request.error is None]
+    arrivals = [
+        arrival_line(arrival_of(request, start_s=run.start_s))
+        for request in served
+        if request.finish_reason is not None and request.num_output_tokens
+    ]
+    write_text(path / "arrivals.jsonl", "".join(f"{line}\n" for line in arrivals))
     write_text(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
     write_text(path / "engine.json", json.dumps(applied(engine), indent=1, default=repr))
     write_text(path / "env.json", json.dumps(environment(run.device), indent=1))
     write_text(path / MARKER, "")
+
+
+def write_table(
+    path: Path, record: type, rows: list[dict[str, Any]], *, more: Mapping[str, type] | None = None
+) -> None:
+    """A Parquet file whose schema is the record's fields, whatever the rows hold."""
+    hints = {**get_type_hints(record), **(more or {})}
+    schema = pa.schema([(name, _arrow_type(hint)) for name, hint in hints.items()])
+    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
+    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
+    with temporary.open("rb") as file:
+        os.fsync(file.fileno())
+    temporary.replace(path)
 
 
 def write_text(path: Path, text: str) -> None:
@@ -186,19 +213,6 @@ def _output(command: list[str]) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _write_table(
-    path: Path, record: type, rows: list[dict[str, Any]], *, more: Mapping[str, type] | None = None
-) -> None:
-    """A Parquet file whose schema is the record's fields, whatever the rows hold."""
-    hints = {**get_type_hints(record), **(more or {})}
-    schema = pa.schema([(name, _arrow_type(hint)) for name, hint in hints.items()])
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _arrow_type(hint: Any) -> pa.DataType:

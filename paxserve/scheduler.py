@@ -113,6 +113,7 @@ class Scheduler:
         except StopIteration:
             plan = step.to_plan(events.step_id)
         self._num_empty = 0 if plan is not None else self._num_empty + 1
+        self.batch.waiting.forget_order()
         if plan is None and (not step.num_changed or self._num_empty > 1):
             self._fail_stuck_head()
         self._previous = plan
@@ -135,7 +136,7 @@ class Scheduler:
 
         Returns:
             Requests that got a token, or failed to. A row whose request was aborted while the step
-            ran is dropped.
+            ran is dropped; one that was preempted by the plan of the next step gets its token.
 
         Raises:
             RuntimeError: the result belongs to another step.
@@ -143,7 +144,7 @@ class Scheduler:
         if result.step_id != plan.step_id:
             raise RuntimeError(f"result of step {result.step_id} applied to step {plan.step_id}")
         self.events.now_s = now_s
-        batch, running = self.batch, State.RUNNING
+        batch = self.batch
         progressed: list[Request] = []
         by_sequence, has_groups = batch.by_sequence, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
@@ -153,9 +154,7 @@ class Scheduler:
             if not tokens or found is None:
                 continue
             request, sequence = found
-            if request.state is not running:
-                continue
-            if has_groups and sequence.finish_reason is not None:
+            if sequence.finish_reason is not None:
                 continue
             progressed.append(request)
             token = tokens[0]
@@ -180,7 +179,7 @@ class Scheduler:
         if has_groups:
             progressed = list(dict.fromkeys(progressed))
         for request, outputs in beams.items():
-            if request.state is running:
+            if request.state is State.RUNNING:
                 advance_beams(batch, request, outputs, now_s=now_s)
         self._after_step(plan, result)
         return progressed
@@ -200,8 +199,11 @@ class Scheduler:
             request, sequence = batch.by_sequence.get(row.sequence_id, (None, None))
             if request is None or sequence is None:
                 continue
-            is_dealt = request.beams is not None and request.state is State.FINISHED
-            if self._publishes and sequence.block_table and not is_dealt:
+            has_ended = request.state is State.FINISHED  # beams are ranked then, or logits failed
+            is_sound = not has_ended or (
+                request.beams is None and request.finish_reason is not FinishReason.ERROR
+            )
+            if self._publishes and sequence.block_table and is_sound:
                 batch.publish(request, sequence)
             counts = served.setdefault(request, [0, 0])
             counts[0] += row.num_tokens
@@ -232,7 +234,7 @@ class Scheduler:
                 step.preempt([request], why)
         self._to_preempt.clear()
         if every and self.events.step_id % every == 0:
-            moved = [r for r in running if r.live[0].num_known_tokens > r.live[0].num_entry_tokens]
+            moved = [r for r in running if r.num_output_tokens > r.num_entry_output_tokens]
             if moved:
                 step.preempt([min(moved, key=self.policies.victim.key)], "forced")
 

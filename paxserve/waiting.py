@@ -110,6 +110,10 @@ class WaitingQueue:
             )
         self._reordered = reordered
 
+    def forget_order(self) -> None:
+        """The step is decided: what an order said of the prefix cache holds no longer."""
+        self._reordered = None
+
     def head(self) -> Request | None:
         """The first that `__iter__` would give, in O(1) when nothing has changed."""
         if self._reordered is not None:

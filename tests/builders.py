@@ -82,9 +82,7 @@ def make_request(
     if origin is None:
         origin = forced_origin(num_tokens, sampling, intake.limits)
     prompt: Prompt = {"prompt_token_ids": prompt_ids(num_tokens)}
-    return intake.make(
-        prompt, sampling, arrival_s=arrival_s, request_id=request_id, origin=origin
-    )
+    return intake.make(prompt, sampling, arrival_s=arrival_s, request_id=request_id, origin=origin)
 
 
 def forced_origin(num_prompt: int, params: SamplingParams, limits: Limits) -> Origin:

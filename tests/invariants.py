@@ -98,6 +98,9 @@ def _check_tables(engine: Engine) -> None:
                 assert len(sequence.host_blocks) == num_host or not is_kept
                 continue
             assert sequence.host_blocks == []
+            if sequence.finish_reason is not None and sequence.row < 0:
+                assert table == []
+                continue
             if sequence.source is not None:
                 assert sequence.source in request.live
                 continue
@@ -145,7 +148,7 @@ def _check_sharing(engine: Engine) -> None:
 
 def _check_host(engine: Engine) -> None:
     batch = engine.scheduler.batch
-    held = [set(b for s in r.live for b in s.host_blocks) for r in batch.waiting]
+    held = [{b for s in r.live for b in s.host_blocks} for r in batch.waiting]
     num_held = sum(map(len, held))
     assert num_held == len(set().union(*held))
     assert num_held + batch.host_pool.num_free == batch.host_pool.num_blocks

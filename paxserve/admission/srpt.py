@@ -35,4 +35,4 @@ class Srpt:
         expected = expected_output_tokens(
             request, length=self.length, error=self.error, default_tokens=self.default_tokens
         )
-        return (max(1.0, expected - request.num_output_tokens),)
+        return (max(1.0, expected - request.num_produced_tokens),)

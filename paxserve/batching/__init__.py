@@ -103,25 +103,18 @@ def is_prompt(request: Request) -> bool:
     """Whether a running request has not reached the tokens sampled in its row: its prompt, or what
     it resumed with, is still being computed, be it the last token of it.
     """
-    sequence = request.sequences[0]
-    return sequence.num_computed_tokens < sequence.num_entry_tokens
+    return any(s.num_computed_tokens < s.num_entry_tokens for s in request.live)
 
 
 def split(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
     """Those that need exactly one token computed per sequence, and those that need more."""
-    remaining = [request.sequences[0].num_remaining_tokens for request in requests]
-    is_plain = sum([len(request.sequences) for request in requests]) == len(requests)
-    if is_plain and remaining.count(1) == len(requests):
+    remaining = [request.live[0].num_remaining_tokens for request in requests]
+    if remaining.count(1) == len(requests) == sum([len(r.live) for r in requests]):
         return list(requests), []  # the usual step
     decodes: list[Request] = []
     prompts: list[Request] = []
     for request in requests:
-        if len(request.sequences) == 1:
-            (sequence,) = request.sequences
-            is_decode = sequence.num_remaining_tokens == 1
-        else:
-            is_decode = request.is_decode
-        (decodes if is_decode else prompts).append(request)
+        (decodes if request.is_decode else prompts).append(request)
     return decodes, prompts
 
 

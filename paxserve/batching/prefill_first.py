@@ -31,7 +31,7 @@ class PrefillFirst:
         """Admit from the head of the queue while it is of this kind; the number that entered."""
         num_entered = 0
         for request in view.waiting():
-            if (request.sequences[0].num_computed_tokens > 0) is not swapped:
+            if request.is_swapped is not swapped:
                 break
             verdict = yield Grant(request, request.num_remaining_tokens)
             if verdict.refused:

@@ -21,7 +21,6 @@ from paxserve.batching import (
     chunk_of,
     enter_in_chunks,
 )
-from paxserve.request import Request
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,14 +61,9 @@ class RunningFirst:
 
     def _in_order(self, view: View) -> Iterable[Proposal]:
         """What the running requests ask for, each made when the one before it is answered."""
-        for is_decode, group in groupby(view.running, _is_decode):
+        for is_decode, group in groupby(view.running, lambda request: request.is_decode):
             if is_decode:
                 yield Decodes(list(group))
             else:
                 for request in group:
                     yield Grant(request, chunk_of(request, view, self.long_prefill_token_threshold))
-
-
-def _is_decode(request: Request) -> bool:
-    sequence = request.sequences[0]
-    return sequence.num_known_tokens - sequence.num_computed_tokens == 1

@@ -16,7 +16,7 @@ from paxserve.batching import Decodes, Grant, Proposal, Verdict, View
 class Textbook:
     """Newcomers first, then every running request grows by one token.
 
-    One token of the budget is kept for each request that was already running.
+    One token of the budget is kept for each sequence that was already running.
     """
 
     release = "at_finish"
@@ -25,8 +25,9 @@ class Textbook:
     def propose(self, view: View) -> Generator[Proposal, Verdict, None]:
         """See `Batching.propose`."""
         incumbents = view.running
+        num_kept = sum([len(request.live) for request in incumbents])
         for request in view.waiting():
-            verdict = yield Grant(request, request.num_remaining_tokens, num_kept=len(incumbents))
+            verdict = yield Grant(request, request.num_remaining_tokens, num_kept=num_kept)
             if verdict.refused:
                 break
         yield Decodes(incumbents)

@@ -52,8 +52,9 @@ class PastFuture:
         if seen.kind is not Kind.FINISHED or request is None:
             return state
         if request.finish_reason in (FinishReason.STOP, FinishReason.LENGTH):
-            state.recent.append(request.num_output_tokens)
-            insort(state.ordered, request.num_output_tokens)
+            length = request.num_output_tokens // len(request.sequences)
+            state.recent.append(length)
+            insort(state.ordered, length)
             if len(state.recent) > self.window:
                 oldest = state.recent.pop(0)
                 del state.ordered[bisect_right(state.ordered, oldest) - 1]
@@ -67,7 +68,7 @@ class PastFuture:
             [
                 (len(sequence.token_ids), _num_remaining(state, each))
                 for each in (*memory.running, request)
-                for sequence in each.sequences
+                for sequence in each.live
             ],
             memory.block_size,
         )
@@ -90,7 +91,7 @@ def peak_blocks(futures: list[tuple[int, int]], block_size: int) -> int:
 
 def _num_remaining(state: _Past, request: Request) -> int:
     """Output tokens still to come: the draw among finished outputs longer than its own."""
-    produced = request.num_output_tokens
+    produced = request.num_produced_tokens
     most = request.max_known_tokens - request.num_prompt_tokens
     start = bisect_right(state.ordered, produced)
     num_longer = len(state.ordered) - start

@@ -80,12 +80,12 @@ class TokenRatio:
         )
 
     def _num_to_come(self, request: Request) -> int:
-        """Tokens that it may still produce, in all its sequences."""
-        most = request.max_known_tokens - request.num_prompt_tokens - request.num_output_tokens
-        return min(most, self.clip_tokens) * len(request.sequences)
+        """Tokens that it may still produce, in all sequences that go on."""
+        most = request.max_known_tokens - request.num_prompt_tokens - request.num_produced_tokens
+        return min(most, self.clip_tokens) * len(request.live)
 
 
 def _is_newcomer(running: Request) -> bool:
     """Whether this step samples for it: where prompts go first, it entered in this step."""
-    sequence = running.sequences[0]
+    sequence = running.trunk
     return sequence.num_known_tokens > len(sequence.token_ids)

@@ -13,10 +13,21 @@ prefix cache's `Index` knows what a block contains. Must not know: requests.
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
+from typing import NamedTuple
 
 from paxserve.eviction import BlockStats, Eviction
 from paxserve.placement import FreeSpace, Placement
 from paxserve.prefix_cache import Index
+
+
+class Match(NamedTuple):
+    """Blocks that were found for a prefix when `as_of` blocks had been forgotten."""
+
+    block_ids: list[int]
+    as_of: int
+
+
+NO_MATCH = Match([], 0)
 
 
 class BlockPool:
@@ -47,6 +58,8 @@ class BlockPool:
         self._ref_counts = [0] * num_blocks
         self._num_hits = [0] * num_blocks
         self._num_releases = 0
+        self._num_forgotten = 0
+        self._forgotten_at = [0] * num_blocks
         self._cached: dict[int, tuple[int, ...]] = {}  # block -> key of its one valid heap entry
         self._heap: list[tuple[tuple[int, ...], int]] = []
 
@@ -139,6 +152,22 @@ class BlockPool:
 
     # Content.
 
+    def match(
+        self, token_ids: Sequence[int], *, salt: str, num_blocks: int, earlier: Match = NO_MATCH
+    ) -> Match:
+        """The blocks that hold the longest prefix that can be found, at most `num_blocks` of them.
+
+        Args:
+            token_ids, salt, num_blocks: see `Index.match`.
+            earlier: what was found for the same tokens before; of it only what has been forgotten
+                since is looked for again.
+        """
+        known, forgotten_at = earlier.block_ids, self._forgotten_at
+        gone = [i for i, block_id in enumerate(known) if forgotten_at[block_id] > earlier.as_of]
+        behind = known[: min(gone, default=len(known))][:num_blocks]
+        found = self.index.match(token_ids, salt=salt, num_blocks=num_blocks, behind=behind)
+        return Match(found, self._num_forgotten)
+
     def publish(
         self, token_ids: Sequence[int], block_table: Sequence[int], *, salt: str, start: int
     ) -> list[int]:
@@ -159,6 +188,8 @@ class BlockPool:
     def forget_all(self) -> None:
         """Nothing is found any more; cached blocks become free."""
         self.index = self._new_index()
+        self._num_forgotten += 1
+        self._forgotten_at = [self._num_forgotten] * self.num_blocks
         self.free_space.give_back(self._cached)
         self._cached.clear()
         self._heap.clear()
@@ -186,6 +217,8 @@ class BlockPool:
         raise RuntimeError(f"none of {len(self._cached)} cached blocks may be evicted")
 
     def _forget(self, block_id: int) -> None:
+        self._num_forgotten += 1
+        self._forgotten_at[block_id] = self._num_forgotten
         new_leaf = self.index.remove(block_id)
         if new_leaf is not None and new_leaf in self._cached:
             heappush(self._heap, (self._cached[new_leaf], new_leaf))

@@ -38,7 +38,8 @@ class PendingCopy(NamedTuple):
 
 class BlockTables:
     """Invariants: a table covers its promise, `len(table) * block_size >= num_reserved_tokens`;
-    a block that the next token of a sequence is written to has one holder.
+    a block that the next token of a sequence is written to has one holder. `promises_ahead`: more
+    was promised than asked for, at least once.
     """
 
     def __init__(self, *, pool: BlockPool, reservation: Reservation, limits: Limits) -> None:
@@ -46,6 +47,7 @@ class BlockTables:
         self.reservation = reservation
         self._block_size = limits.block_size
         self._limits = limits
+        self.promises_ahead = False
         self._copies: list[PendingCopy] = []
         self._num_leaving: Counter[int] = Counter()  # per block, holders that copied it away
 
@@ -74,7 +76,7 @@ class BlockTables:
         """Give every claim slots that it may write; a sequence with a source takes over the blocks
         that it shares.
         """
-        if len(claims) > 1 and self.num_missing_blocks(request, claims) > self.pool.num_available:
+        if self.num_missing_blocks(request, claims) > self.pool.num_available:
             return False
         undo: list[tuple[Sequence, int, int, int]] = []
         for claim in claims:
@@ -98,6 +100,8 @@ class BlockTables:
                 return False
             table.extend(found)
         sequence.num_reserved_tokens = max(promise, sequence.num_reserved_tokens)
+        if promise > num_tokens:
+            self.promises_ahead = True
         return True
 
     def is_full(self, request: Request) -> bool:
@@ -121,6 +125,11 @@ class BlockTables:
                 num_filled[block_id] = max(filled, num_filled.get(block_id, 0))
                 left -= self._block_size
         return list(num_filled), sum(num_filled.values())
+
+    def num_own_blocks(self, request: Request) -> int:
+        """Blocks that nobody else holds: so many become available when it lets go."""
+        held = Counter([b for sequence in request.live for b in sequence.block_table])
+        return sum([self.pool.ref_count(block_id) == num for block_id, num in held.items()])
 
     def share(self, sequence: Sequence, block_ids: SequenceOf[int], *, is_hit: bool) -> None:
         """A sequence without blocks begins with these, which others hold or the cache has."""

@@ -24,9 +24,17 @@ class Index(Protocol):
     def __contains__(self, block_id: int) -> bool:
         """Whether this block can be found."""
 
-    def match(self, token_ids: Sequence[int], *, salt: str, num_blocks: int) -> list[int]:
+    def match(
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: str,
+        num_blocks: int,
+        behind: Sequence[int] = (),
+    ) -> list[int]:
         """The blocks that hold the longest indexed prefix, at most `num_blocks` of them; tokens
-        are compared, so that no two prefixes are ever taken for each other.
+        are compared, so that no two prefixes are ever taken for each other. `behind`: indexed
+        blocks that are known to begin it, so that only what comes behind them is looked for.
         """
 
     def insert(

@@ -55,11 +55,18 @@ class _Chain:
         prefix = self._prefixes.get(block_id)
         return prefix is not None and prefix.block_id == block_id
 
-    def match(self, token_ids: Sequence[int], *, salt: str, num_blocks: int) -> list[int]:
+    def match(
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: str,
+        num_blocks: int,
+        behind: Sequence[int] = (),
+    ) -> list[int]:
         size = self._block_size
-        found: list[int] = []
-        prefix: _Prefix | None = None
-        for number in range(min(num_blocks, len(token_ids) // size)):
+        found = list(behind)
+        prefix = self._indexed(found[-1]) if found else None
+        for number in range(len(found), min(num_blocks, len(token_ids) // size)):
             key = block_key(token_ids, number, block_size=size, salt=salt)
             prefix = self._behind(prefix, key, create=False)
             if prefix is None or prefix.block_id is None:

@@ -20,7 +20,14 @@ class _Nothing:
     def __contains__(self, block_id: int) -> bool:
         return False
 
-    def match(self, token_ids: Sequence[int], *, salt: str, num_blocks: int) -> list[int]:
+    def match(
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: str,
+        num_blocks: int,
+        behind: Sequence[int] = (),
+    ) -> list[int]:
         return []
 
     def insert(

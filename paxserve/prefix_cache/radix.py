@@ -43,11 +43,21 @@ class _Tree:
     def __contains__(self, block_id: int) -> bool:
         return block_id in self._places
 
-    def match(self, token_ids: Sequence[int], *, salt: str, num_blocks: int) -> list[int]:
+    def match(
+        self,
+        token_ids: Sequence[int],
+        *,
+        salt: str,
+        num_blocks: int,
+        behind: Sequence[int] = (),
+    ) -> list[int]:
         size = self._block_size
-        found: list[int] = []
+        found = list(behind)
         edge, offset = self._root, 0
-        for number in range(min(num_blocks, len(token_ids) // size)):
+        if found:
+            edge, depth = self._indexed(found[-1])
+            offset = depth - edge.first_depth + 1
+        for number in range(len(found), min(num_blocks, len(token_ids) // size)):
             key = block_key(token_ids, number, block_size=size, salt=salt)
             step = _behind(edge, offset, key)
             if step is None:
@@ -67,8 +77,9 @@ class _Tree:
                 break  # a block held by others must not stand behind one that its holder lacks
             key = block_key(token_ids, number, block_size=self._block_size, salt=salt)
             step = _behind(*place, key)
-            if step is None:
+            if step is None or step[0].block_ids[step[1] - 1] != block_ids[number]:
                 self._check_free(block_ids[number])
+            if step is None:
                 step = self._hang(*place, key, block_ids[number])
                 published.append(block_ids[number])
             is_own = step[0].block_ids[step[1] - 1] == block_ids[number]

@@ -20,4 +20,4 @@ class Prompt:
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """See `Reservation.num_tokens`."""
-        return max(num_needed, request.sequences[0].num_known_tokens)
+        return max(num_needed, request.trunk.num_known_tokens)

@@ -1,5 +1,5 @@
 """FastServe: Orca's iterations, ranked by a feedback queue, over paged memory with swap. A request
-that waits takes row and memory of the last in rank, if that ranks behind it.
+that waits takes row and memory of the last in rank, if these are behind it and enough.
 """
 
 from baselines.clockwork import Rule
@@ -12,9 +12,8 @@ class FastServe(Rule):
         self.queue = FeedbackQueue()
 
     def plan(self, waiting, running, now):
-        self.now = now
+        self.now, granted, preempted = now, [], []
         self.queue.look(waiting, now)
-        granted, preempted = [], []
         for task in list(running):
             while task in running and self.missing(task) > self.free(running):
                 self.swap_out(running[-1], waiting, running, preempted)
@@ -25,15 +24,15 @@ class FastServe(Rule):
             task = min(waiting, key=self.queue.place)
             if task in preempted:  # it does not fit beside who took its place
                 break
-            while not self.fits(task, running) and running:
-                last = max(running, key=self.queue.place)
-                if self.queue.rank(last) <= self.queue.rank(task):
-                    break
-                granted = [pair for pair in granted if pair[0] is not last]
-                self.swap_out(last, waiting, running, preempted)
-            left = self.sizes.budget - sum(num_tokens for _, num_tokens in granted)
-            if not self.fits(task, running) or task.left > left:
+            behind = [t for t in running if self.queue.rank(t) > self.queue.rank(task)]
+            behind.sort(key=self.queue.place, reverse=True)
+            choices = [behind[:n] for n in range(len(behind) + 1)]
+            leaving = next((c for c in choices if self.fits(task, running, granted, c)), None)
+            if leaving is None:
                 break
+            granted = [pair for pair in granted if pair[0] not in leaving]
+            for last in leaving:
+                self.swap_out(last, waiting, running, preempted)
             task.held += self.missing(task)
             waiting.remove(task)
             running.append(task)
@@ -41,8 +40,10 @@ class FastServe(Rule):
             granted.append((task, task.left))
         return granted, preempted
 
-    def fits(self, task, running):
-        has_row = len(running) < self.sizes.rows
+    def fits(self, task, running, granted, leaving):
+        running = [other for other in running if other not in leaving]
+        used = sum(num_tokens for other, num_tokens in granted if other not in leaving)
+        has_row = len(running) < self.sizes.rows and task.left <= self.sizes.budget - used
         return has_row and self.missing(task) <= self.free(running)
 
     def missing(self, task):

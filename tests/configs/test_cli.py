@@ -23,8 +23,8 @@ from paxserve.metrics import RequestRecord
 from paxserve.records import StepRecord
 
 FILES = {
-    "complete", "config.yaml", "decisions.parquet", "engine.json", "env.json", "outputs.jsonl",
-    "requests.parquet", "steps.parquet", "summary.json",
+    "arrivals.jsonl", "complete", "config.yaml", "decisions.parquet", "engine.json", "env.json",
+    "outputs.jsonl", "requests.parquet", "steps.parquet", "summary.json",
 }  # fmt: skip
 REQUESTS = [
     {"id": "a", "prompt_token_ids": [5, 6, 7], "max_tokens": 4},
@@ -146,12 +146,18 @@ def test_config_and_environment_are_what_was_applied(cli, workplace):
     assert config["limits"]["block_size"] == 8
     assert config["limits"]["max_model_len"] == 32
     assert (config["seed"], config["run_dir"]) == (7, "results")
-    assert config["executor"] == {"vocab_size": 512, "step_s": 1.0}
+    assert config["executor"] == {
+        "vocab_size": 512,
+        "step_s": 1.0,
+        "kv_bytes_per_token": 131072,
+    }
     assert "hydra" not in config
     engine = json.loads((path / "engine.json").read_text())
     assert engine["limits"] == {
         "max_num_seqs": 4, "max_num_batched_tokens": 512, "max_model_len": 32, "block_size": 8,
         "num_blocks": 9,
+        "num_host_blocks": 0,
+        "preempt_every_steps": 0,
     }  # fmt: skip
     assert engine["policies"]["batching"] == {"class": "paxserve.batching.static:Static"}
     assert engine["executor"] == "Scripted"
@@ -436,7 +442,7 @@ def test_wrong_settings_of_a_synthetic_workload(cli, override, words):
         (["--help"], 0, ["paxserve run", "demo", "examples:"]),
         (["--version"], 0, [f"paxserve {paxserve.__version__}"]),
         (["demo", "--help"], 0, ["--out"]),
-        (["run", "--help"], 0, ["batching: chunked_prefill, static, textbook"]),
+        (["run", "--help"], 0, ["batching: alternating, chunked_prefill, iteration"]),
         ([], 2, ["COMMAND"]),
         (["fly"], 2, ["invalid choice: 'fly'"]),
         (["demo", "--what"], 2, ["unrecognized arguments: --what"]),

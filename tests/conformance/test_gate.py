@@ -31,7 +31,7 @@ def state_of(gate):
 def test_a_gate_is_pure_and_more_free_memory_never_closes_it(gate):
     request, running = make_request(6), (make_request(3), make_request(9))
     requests = (request, *running)
-    before, state = copy.deepcopy([r.sequences for r in requests]), state_of(gate)
+    before, state = [repr(r.sequences) for r in requests], state_of(gate)
     for needed in range(1, 9):
         views = [MemoryView(24, free, needed, needed + 1, 0, 4, running) for free in range(25)]
         answers = [gate.refusal(state, request, view) for view in views]
@@ -39,7 +39,7 @@ def test_a_gate_is_pure_and_more_free_memory_never_closes_it(gate):
         admits = [answer is None for answer in answers]
         assert admits == sorted(admits)
         assert all(name_in(gate, answer) for answer in answers if answer is not None)
-    assert [r.sequences for r in requests] == before
+    assert [repr(r.sequences) for r in requests] == before
     assert state == state_of(gate)
 
 
@@ -77,7 +77,11 @@ def test_behind_a_gate_every_request_ends_with_its_tokens_and_the_state_replays(
         if isinstance(gate, LearningGate):
             state = gate.observe(state, what)
         assert [state] == states_then
-    assert {what.kind for what, _ in seen} >= {Kind.ARRIVED, Kind.ENTERED, Kind.SERVED}
+    told = {what.kind for what, _ in seen}
+    if isinstance(gate, LearningGate):
+        assert told >= {Kind.ARRIVED, Kind.ENTERED, Kind.SERVED}
+    else:
+        assert not told
 
 
 @per_gate

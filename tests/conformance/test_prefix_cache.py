@@ -350,8 +350,6 @@ def test_what_does_not_fit_together_is_refused_with_its_numbers(cache):
     index.insert([1, 2, 3, 4], [1, 2], salt="", start=0)
     with pytest.raises(RuntimeError, match="block 2 is indexed under another prefix, as number 1"):
         index.insert([5, 6], [2], salt="", start=0)
-    with pytest.raises(RuntimeError, match="block 2 is indexed under another prefix, as number 1"):
-        index.insert([1, 2], [2], salt="", start=0)
     with pytest.raises(RuntimeError, match="2 blocks of 2 slots cannot be full of 3 tokens"):
         index.insert([1, 2, 3], [1, 2], salt="", start=1)
     with pytest.raises(RuntimeError, match=r"number 1 of .* is now number 0"):
@@ -363,6 +361,13 @@ def test_what_does_not_fit_together_is_refused_with_its_numbers(cache):
 def test_an_unknown_time_of_publication_is_refused(cls, publish):
     with pytest.raises(ValueError, match=f"publish must be one of planning, after_step.*{publish}"):
         cls(publish=publish)
+
+
+def test_a_hash_chain_refuses_an_indexed_block_in_the_place_of_another():
+    index = HashChain().open(2)
+    index.insert([1, 2, 3, 4], [1, 2], salt="", start=0)
+    with pytest.raises(RuntimeError, match="block 2 is indexed under another prefix, as number 1"):
+        index.insert([1, 2], [2], salt="", start=0)
 
 
 def test_behind_an_evicted_block_a_hash_chain_finds_again_what_it_kept():

@@ -8,8 +8,10 @@ from axes import name_of, policies
 from builders import make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
 from invariants import check_idle
 
-from paxserve.admission import Learning
+from paxserve.admission import Learning, Reordering
 from paxserve.admission.aging import Aging
+from paxserve.prefix_cache.hash_chain import HashChain
+from paxserve.prefix_cache.none import NoCache
 from paxserve.request import Origin
 
 ORDERS = [*policies("admission"), Aging(inner="vtc", rate=1.0), Aging(inner="mlfq", rate=1.0)]
@@ -17,11 +19,17 @@ per_order = pytest.mark.parametrize("order", ORDERS, ids=name_of)
 TIGHT = make_limits(block_size=2, num_blocks=8, max_num_seqs=3, max_model_len=12)
 
 
+def with_cache(order):
+    """An order, and what it needs to have something to go by."""
+    cache = HashChain() if isinstance(order, Reordering) else NoCache()
+    return {"admission": order, "prefix_cache": cache}
+
+
 def overloaded(order):
     """An engine at the start of a run that preempts, and the list of all that its order will see
     with the states it had after each.
     """
-    engine = make_engine(TIGHT, admission=order)
+    engine = make_engine(TIGHT, **with_cache(order))
     seen, tell = [], engine.scheduler.batch.waiting.tell
 
     def listening(what):
@@ -69,7 +77,7 @@ def test_everyone_is_served_and_the_state_replays_equal(order):
 
 @per_order
 def test_one_row_serves_in_the_order_of_the_queue(order):
-    engine = make_engine(make_limits(max_num_seqs=1), admission=order)
+    engine = make_engine(make_limits(max_num_seqs=1), **with_cache(order))
     for n in (5, 2, 9, 3):
         submit(engine, prompt_ids(n), max_tokens=1, origin=Origin(priority=n, client=str(n % 2)))
     first = engine.scheduler.batch.waiting.head()

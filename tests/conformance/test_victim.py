@@ -72,7 +72,7 @@ def running(admitted_seq, *, prompt, output=0, computed=0, blocks=(), priority=0
             Sequence(
                 sequence_id=i,
                 token_ids=list(tokens),
-                num_known_tokens=len(tokens),
+                num_remaining_tokens=len(tokens) - num_computed,
                 num_computed_tokens=num_computed,
                 block_table=list(table),
             )

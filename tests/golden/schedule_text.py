@@ -20,7 +20,7 @@ from paxserve.batching.chunked_prefill import ChunkedPrefill  # noqa: E402
 from paxserve.batching.static import Static  # noqa: E402
 from paxserve.batching.textbook import Textbook  # noqa: E402
 from paxserve.engine import Engine  # noqa: E402
-from paxserve.events import Kind  # noqa: E402
+from paxserve.events import UNASKED, Kind  # noqa: E402
 from paxserve.request import Origin  # noqa: E402
 from paxserve.step import StepPlan  # noqa: E402
 
@@ -275,6 +275,8 @@ def remark(event: Any) -> str:
         return f"  preempts {event.request_id}, {event.num_tokens} tokens lost"
     if event.kind is Kind.ENTERED and event.detail:
         return f"  {event.request_id}: {event.detail}"
+    if event.kind is Kind.HELD_BACK and event.detail == UNASKED:
+        return ""
     if event.kind is Kind.HELD_BACK:
         # A gate's own words are not the schedule's.
         return f"  held back {event.request_id}: {': '.join(event.detail.split(': ')[:2])}"

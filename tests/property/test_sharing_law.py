@@ -1,22 +1,21 @@
 """Samples, beams, cached prefixes and swaps in tight memory: the tokens are those of plenty."""
 
-import pytest
 from builders import make_engine, make_limits, prompt_ids, submit, tokens_alone
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 from invariants import check, check_idle
 
+from paxserve.batching.chunked_prefill import ChunkedPrefill
+from paxserve.batching.static import Static
+from paxserve.batching.textbook import Textbook
 from paxserve.eviction.lru import Lru
 from paxserve.intake import seed_of_sample
+from paxserve.preemption.recompute import Recompute
+from paxserve.preemption.swap import Swap
 from paxserve.prefix_cache.hash_chain import HashChain
 from paxserve.prefix_cache.none import NoCache
 from paxserve.prefix_cache.radix import Radix
-from paxserve.preemption.recompute import Recompute
-from paxserve.preemption.swap import Swap
 from paxserve.request import FinishReason
-from paxserve.batching.chunked_prefill import ChunkedPrefill
-from paxserve.batching.textbook import Textbook
-from paxserve.batching.static import Static
 
 ROOMY = make_limits(num_blocks=400, max_num_seqs=8, max_num_batched_tokens=64, block_size=3)
 REQUESTS = st.lists(
@@ -59,7 +58,9 @@ def alone(request, number):
     num_blocks=st.integers(6, 24),
     block_size=st.integers(1, 4),
     budget=st.integers(4, 20),
-    cache=st.sampled_from([NoCache(), HashChain(), HashChain("after_step"), Radix(), Radix("planning")]),
+    cache=st.sampled_from(
+        [NoCache(), HashChain(), HashChain("after_step"), Radix(), Radix("planning")]
+    ),
     preemption=st.sampled_from([Recompute(), Swap()]),
     batching=st.sampled_from([ChunkedPrefill(), Textbook(), Static()]),
     forced=st.sampled_from([0, 0, 1, 2, 3]),

@@ -16,7 +16,7 @@ from builders import (
 from invariants import check, check_idle
 
 from paxserve.batching.static import Static
-from paxserve.events import Kind
+from paxserve.events import UNASKED, Kind
 from paxserve.intake import InvalidRequest
 from paxserve.request import FinishReason, State
 
@@ -52,7 +52,7 @@ def test_a_request_ends_at_max_tokens():
     assert output.finished
     assert (output.prompt_token_ids, output.error) == ([A], None)
     assert (output.metrics.first_token_time, output.metrics.finished_time) == (1.0, 3.0)
-    assert request.token_times_s == [1.0, 2.0, 3.0]
+    assert request.sequence.token_times_s == [1.0, 2.0, 3.0]
 
 
 def test_a_request_ends_where_the_model_s_length_does():
@@ -339,7 +339,8 @@ def test_records_and_events_of_a_run_agree():
         (Kind.RELEASED, 4, 1),
     ]
     held_back = [e for e in engine.events if e.kind is Kind.HELD_BACK]
-    assert [(e.request_id, e.detail) for e in held_back] == [(requests[2].request_id, "rows")]
+    assert {e.request_id for e in held_back} == {requests[2].request_id}
+    assert [e.detail for e in held_back] == ["rows", UNASKED, UNASKED]
 
 
 def test_a_later_arrival_is_not_served_before_an_earlier_one():
@@ -436,7 +437,7 @@ def test_a_failure_anywhere_in_planning_loses_no_block_and_no_row(place, monkeyp
     scheduler = engine.scheduler
     owner, name = {
         "enter": (scheduler.batch, "enter"),
-        "hold": (scheduler.batch.tables, "_grow"),
+        "hold": (scheduler.batch.tables, "grow"),
         "key": (scheduler.batch.waiting, "__iter__"),
         "propose": (type(scheduler.policies.batching), "propose"),
     }[place]

@@ -22,7 +22,7 @@ def make(num_prompt=4, num_output=0, *, max_tokens=12, request_id=None):
     """A request in the middle of its output."""
     request = make_request(num_prompt, max_tokens=max_tokens, request_id=request_id)
     request.sequence.token_ids.extend([1] * num_output)
-    request.sequence.num_known_tokens += num_output
+    request.sequence.num_remaining_tokens += num_output
     return request
 
 

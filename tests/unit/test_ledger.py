@@ -251,26 +251,15 @@ def test_unfit_is_asked_with_all_that_the_head_needs_also_when_nothing_is_promis
     assert engine.ledger._num_unfit_blocks() == 2
 
 
-@pytest.mark.parametrize(("num_prompt", "num_unfit"), [(2, 0), (3, 2), (5, 6)])
-def test_each_sample_of_the_head_fits_a_run_of_its_own(num_prompt, num_unfit):
-    """Runs of 4 and 2 are free; three samples of 3 tokens each need a run of 3, not one of 9."""
-    limits = make_limits(block_size=1, num_blocks=12, max_model_len=8)
-    engine = make_engine(limits, placement=FirstFit())
+def test_unfit_is_asked_with_the_longest_table_of_a_group():
+    """Each of its three samples has a run of its own: one of 5 fits, though 15 do not."""
+    limits = make_limits(block_size=1, num_blocks=19, max_model_len=6)
+    engine = make_engine(limits, reservation=Max(), placement=FirstFit())
     pool = engine.scheduler.batch.pool
-    free = [pool.take(num_blocks) for num_blocks in (4, 3, 2, 2)][::2]
-    pool.release([block_id for block_ids in free for block_id in block_ids])
-    submit(engine, prompt_ids(num_prompt), n=3, temperature=1.0)
-    assert engine.ledger._num_unfit_blocks() == num_unfit
-
-
-def test_samples_that_wait_for_the_longest_reservation():
-    """What each of them needs is compared with the reservation, not what all need together."""
-    limits = make_limits(block_size=1, num_blocks=41, max_model_len=20, max_num_seqs=4)
-    engine = make_engine(limits, placement=FirstFit(), reservation=Max())
-    submit(engine, prompt_ids(2), max_tokens=3)
-    waits = submit(engine, prompt_ids(15), n=2, temperature=1.0, max_tokens=2)
-    engine.step()
-    assert waits.state == "waiting"
-    run_to_end(engine)
-    first = counts(live=2, reserved_used=2, reserved_unused=16, free=20, null=1)
-    assert engine.ledger.steps()[0] == first
+    pool.take(10)
+    held = pool.take(1)
+    submit(engine, prompt_ids(5), n=3, temperature=1.0)
+    assert engine.ledger._num_unfit_blocks() == 0  # 7 in a row, where a table needs 6
+    more = pool.take(2)
+    pool.release(held)
+    assert (more, engine.ledger._num_unfit_blocks()) == ([12, 13], 6)  # runs of 1 and 5

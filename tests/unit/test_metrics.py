@@ -14,7 +14,7 @@ from paxserve.request import FinishReason
 def served(arrival_s, times, *, scheduled_s=None, reason=FinishReason.LENGTH, num_prompt=3):
     request = make_request(num_prompt)
     request.arrival_s = arrival_s
-    request.token_times_s = list(times)
+    request.sequence.token_times_s = list(times)
     request.sequence.token_ids += range(len(times))
     request.first_scheduled_s = scheduled_s
     request.finish_reason = reason
@@ -155,3 +155,26 @@ def test_no_figure_of_a_real_run_is_nan_and_the_shares_make_one():
 def test_shares_of_steps_that_took_no_time_are_plain_means():
     slots = [SlotCounts(live=4, free=0, null=1), SlotCounts(live=0, free=4, null=1)]
     assert slot_shares([step(0.0), step(0.0)], slots)["live"] == 0.5
+
+
+def test_several_sequences_count_each_in_its_own_time():
+    request = make_request(3, n=2, temperature=1.0)
+    request.arrival_s = 1.0
+    for sequence, times in zip(request.sequences, ([4.0, 6.0, 8.0], [4.0, 5.0]), strict=True):
+        sequence.token_times_s = times
+        sequence.token_ids += range(len(times))
+    record = request_record(request)
+    assert (record.num_sequences, record.num_output_tokens) == (2, 5)
+    assert (record.ttft_s, record.e2e_s) == (3.0, 7.0)
+    assert record.itl_s == (2.0, 2.0, 1.0)
+    assert record.tpot_s == (2.0 + 1.0) / 2
+    assert record.normalized_latency_s == 7.0 / 2.5
+
+
+def test_the_hit_rate_is_of_tokens_that_entered():
+    steps = [step(num_entered_tokens=30, num_cached_tokens=16), step(num_entered_tokens=10)]
+    summary = summarize([served(0.0, [1.0])], steps, [SlotCounts(free=8)] * 2)
+    assert (summary["prefix_hit_tokens"], summary["prefix_hit_rate"]) == (16, 0.4)
+    assert (
+        summarize([served(0.0, [1.0])], [step()], [SlotCounts(free=8)])["prefix_hit_rate"] is None
+    )

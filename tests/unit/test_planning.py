@@ -9,7 +9,6 @@ from invariants import check
 from paxserve.batching import Admit, Decodes, Grant, Reason
 from paxserve.batching.chunked_prefill import ChunkedPrefill
 from paxserve.batching.textbook import Textbook
-from paxserve.gate import MemoryView
 from paxserve.request import FinishReason, State
 
 
@@ -88,7 +87,7 @@ def test_a_decode_of_a_prompt_is_an_error():
 def test_admitting_without_computing_anything_is_an_error():
     engine, _ = scripted(lambda view: [Admit(next(view.waiting()), 3)])
     submit(engine, prompt_ids(3))
-    with pytest.raises(RuntimeError, match=r"Script admitted sequences .* computes nothing"):
+    with pytest.raises(RuntimeError, match=r"Script admitted \['0'\] but computes nothing"):
         engine.step()
 
 
@@ -141,8 +140,8 @@ def test_a_gate_is_asked_with_the_memory_at_hand_and_can_refuse():
     asked = []
 
     class OneAtATime:
-        def refusal(self, request, memory):
-            asked.append((request.request_id, memory))
+        def refusal(self, state, request, memory):
+            asked.append((request.request_id, *memory[:3]))
             return None if memory.num_free == memory.num_usable else "not alone"
 
     engine, policy = scripted(everything, gates=(OneAtATime(),))
@@ -150,7 +149,7 @@ def test_a_gate_is_asked_with_the_memory_at_hand_and_can_refuse():
         submit(engine, prompt_ids(5, salt), max_tokens=1)
     engine.step()
     assert [v.refused for v in policy.verdicts] == [None, Reason.GATE]
-    assert asked == [("0", MemoryView(16, 16, 2)), ("1", MemoryView(16, 14, 2))]
+    assert asked == [("0", 16, 16, 2), ("1", 16, 14, 2)]
     held_back = [e for e in engine.events if e.kind == "held_back"]
     assert [(e.request_id, e.detail) for e in held_back] == [("1", "gate: not alone")]
     run_to_end(engine)
@@ -159,7 +158,7 @@ def test_a_gate_is_asked_with_the_memory_at_hand_and_can_refuse():
 
 def test_a_head_that_can_never_enter_is_ended_and_the_next_is_served():
     class Never:
-        def refusal(self, request, memory):
+        def refusal(self, state, request, memory):
             return "never" if request.request_id == "0" else None
 
     engine = make_engine(batching=ChunkedPrefill(), gates=(Never(),))
@@ -199,7 +198,7 @@ def test_textbook_keeps_a_token_of_the_budget_for_each_running_request():
         run_to_end(engine)
         assert newcomer.first_scheduled_s == entered - 1
         assert list(newcomer.output_token_ids) == tokens_alone(prompt_ids(length, 9), 2)
-        assert all(r.token_times_s == [1.0, 2.0, 3.0] for r in engine.requests[:4])
+        assert all(r.sequence.token_times_s == [1.0, 2.0, 3.0] for r in engine.requests[:4])
 
 
 def test_a_victim_s_grant_and_its_budget_come_back():
@@ -227,7 +226,7 @@ def test_a_victim_s_grant_and_its_budget_come_back():
     assert budgets == [8]
     assert policy.verdicts[-1].num_preempted == 1
     assert (newest.state, newest.num_preemptions) == (State.WAITING, 1)
-    assert newest.num_recomputed_tokens == 3  # not the token of the grant it returned
+    assert newest.num_lost_tokens == 3  # not the token of the grant it returned
     assert newest.sequence.num_known_tokens == len(newest.sequence.token_ids) == 4
     assert (newest.sequence.num_computed_tokens, newest.sequence.block_table) == (0, [])
     assert {write.row for write in plan.table_writes} == {oldest.sequence.row}
@@ -246,13 +245,14 @@ def test_nobody_enters_in_the_step_that_preempted_it():
     for _ in range(4):
         assert newest.num_preemptions == 0
         engine.step()
-    assert (newest.num_preemptions, newest.num_recomputed_tokens) == (1, 4)
+    assert (newest.num_preemptions, newest.num_lost_tokens) == (1, 4)
     assert newest.state is State.WAITING
     assert engine.executor.plans[-1].entries == ()
     assert engine.scheduler.batch.pool.num_free == 3
     check(engine)
     engine.step()
     assert newest.state is State.RUNNING
+    assert (newest.num_lost_tokens, newest.num_recomputed_tokens) == (0, 4)
     run_to_end(engine)
     assert list(newest.output_token_ids) == tokens_alone(prompt_ids(4, 1), 3)
 
@@ -284,7 +284,9 @@ def test_a_resumed_request_counts_as_newly_admitted():
 
 def test_an_unknown_preemption_method_is_an_error():
     class Swap:
-        def choose(self, request):
+        swaps = False
+
+        def choose(self, request, victim):
             return "swap"
 
     limits = make_limits(block_size=2, num_blocks=5, max_num_seqs=2, max_model_len=8)
@@ -292,7 +294,7 @@ def test_an_unknown_preemption_method_is_an_error():
     submit(engine, prompt_ids(4), max_tokens=4)
     submit(engine, prompt_ids(3, 1), max_tokens=4)
     engine.step()
-    with pytest.raises(RuntimeError, match="preemption method 'swap' is not known"):
+    with pytest.raises(RuntimeError, match="Swap answered 'swap', which is no preemption method"):
         engine.step()
 
 

@@ -23,4 +23,4 @@ def test_a_request_out_of_range_is_refused_and_the_others_are_served():
     assert sum(ended) == 5
     outputs = {r.request_id: list(r.output_token_ids) for r in engine.requests}
     assert outputs == {"good": tokens_alone(ids, 2), "late": tokens_alone(ids, 3)}
-    assert engine.requests[1].token_times_s[0] == 51.0
+    assert engine.requests[1].sequence.token_times_s[0] == 51.0

@@ -1,0 +1,1 @@
+"""The law that policies cannot change tokens, held against one workload: `paxserve verify`."""
