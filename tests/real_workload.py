@@ -33,15 +33,18 @@ SHARED = random_ids(20, seed=77)
 
 @dataclass(frozen=True)
 class Ask:
-    """A request of the workload: `num_own` ids behind the shared ones, or alone."""
+    """A request of the workload: `num_own` ids behind the shared ones, or alone. These are its
+    own by its number, or those of all that have the same `content`.
+    """
 
     params: SamplingParams
     num_own: int = 0
     is_shared: bool = True
     before_step: int = 0
+    content: int | None = None
 
-    def prompt(self, seed: int) -> list[int]:
-        own = random_ids(self.num_own, seed=seed)
+    def prompt(self, number: int) -> list[int]:
+        own = random_ids(self.num_own, seed=number if self.content is None else self.content)
         return SHARED + own if self.is_shared else own
 
 
@@ -62,9 +65,9 @@ WORKLOAD = (
     Ask(sampling(12, n=4, temperature=0.9, top_p=0.95, seed=5), 5),
     Ask(sampling(10, temperature=1.0, seed=6), 30, is_shared=False),
     Ask(beams(2, 7), 2, before_step=2),
-    Ask(greedy(12), 12, before_step=2),
+    Ask(greedy(12), 12, before_step=2, content=44),  # two whole blocks, asked for twice
     Ask(beams(4, 8), 9, is_shared=False, before_step=3),
-    Ask(sampling(8, temperature=0.7, top_k=20, seed=7), 12, before_step=5),
+    Ask(sampling(8, temperature=0.7, top_k=20, seed=7), 12, before_step=5, content=44),
     Ask(beams(3, 6), 1, before_step=6),
     Ask(sampling(6, n=3, temperature=1.2, min_p=0.02, seed=8), 28, before_step=8),
     Ask(greedy(20), 16, is_shared=False, before_step=9),

@@ -36,14 +36,10 @@ from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult, TokenLogpr
 type Progress = Callable[[int, int], None]
 
 
-_NO_TOKENS: Any = np.zeros(0, np.int32)
-_NOTHING = StepOutputs(tokens=_NO_TOKENS, logprobs=None)
-
-
 class _InFlight(NamedTuple):
     plan: StepPlan
     bucket: Bucket
-    outputs: StepOutputs
+    outputs: StepOutputs | None  # None: there was nothing to compute
     num_logprobs: tuple[int, ...]
     started_s: float
     compile_s: float
@@ -186,7 +182,7 @@ class Real:
             _InFlight(
                 plan=plan,
                 bucket=Bucket(0, 0) if packed is None else packed.bucket,
-                outputs=_NOTHING if packed is None else self._run(packed),
+                outputs=None if packed is None else self._run(packed),
                 num_logprobs=tuple([self._num_logprobs[row.row] for row in plan.rows]),
                 started_s=started_s,
                 compile_s=built.compile_s - compile_s,
@@ -197,11 +193,11 @@ class Real:
     def collect(self) -> StepResult:
         """Wait for the oldest step in flight and fetch what it sampled."""
         step = self._in_flight.popleft()
-        outputs: StepOutputs = jax.device_get(step.outputs)
+        outputs: StepOutputs | None = jax.device_get(step.outputs)
         num_swapped = len(step.plan.swap_out) + len(step.plan.swap_in)
         return StepResult(
             step_id=step.plan.step_id,
-            outputs=_row_outputs(step.plan, outputs, step.num_logprobs),
+            outputs=() if outputs is None else _row_outputs(step.plan, outputs, step.num_logprobs),
             duration_s=time.perf_counter() - step.started_s,
             compile_s=step.compile_s,
             num_compiles=step.num_compiles,

@@ -50,6 +50,7 @@ HAPPENED = dict.fromkeys(BASELINES, UNDER_PRESSURE) | {
     "orca_max": set(),
     "orca_oracle": set(),
     "orca_pow2": set(),
+    "past_future": {"copied"},  # its gate foresees what would preempt
     "sglang_lpm": {"hit", "evicted"},  # blocks of one token are never written twice
     "static": {"held"},
     "vllm_v0": UNDER_PRESSURE | {"swapped"},
