@@ -39,7 +39,7 @@ class _System(NamedTuple):
 
 _SYSTEMS = {
     "Orca Max": _System("orca_max", 1, (800, 150), 100),
-    "Orca Pow2": _System("orca_pow2", 1, (1100, 300), 200),
+    "Orca Pow2": _System("orca_pow2", 1, (1100, 450), 200),
     "Orca Oracle": _System("orca_oracle", 1, (1500, 400), 250),
     "paged": _System("vllm_v0", 16, (3500, 800), 800),
 }
