@@ -24,8 +24,8 @@ help: ## list the targets
 demo: setup model ## serve 48 chat requests on this machine's CPU
 	$(BIN)/paxserve demo $(ARGS)
 
-test: setup model ## run the tests (ARGS="-m slow" for the long ones)
-	$(BIN)/python -m pytest $(ARGS)
+test: setup model ## run the tests in two processes (ARGS="-m slow" for the long ones)
+	$(BIN)/python -m pytest -n 2 --dist loadfile $(ARGS)
 
 lint: setup ## check style and formatting
 	$(BIN)/ruff check . $(ARGS)
