@@ -161,14 +161,14 @@ DEFECTS = [
     ),
     # Admission: hits, gates, what comes back from the host.
     Defect(
-        "admitting.py",
-        "num_blocks=(trunk.num_known_tokens - 1) // block_size",
-        "num_blocks=trunk.num_known_tokens // block_size",
+        "batch.py",
+        "num_blocks=(trunk.num_known_tokens - 1) // self.limits.block_size",
+        "num_blocks=trunk.num_known_tokens // self.limits.block_size",
         ADMITTING + "test_a_hit_never_covers_the_last_token_since_it_must_be_computed_to_sample",
     ),
     Defect(
         "admitting.py",
-        "num_free = pool.num_available - pool.num_unheld(hits)",
+        "num_free = pool.num_available - pool.num_unheld(demand.hits)",
         "num_free = pool.num_available",
         ADMITTING + "test_gates_see_the_memory_without_the_cached_blocks_that_the_request_takes",
     ),
@@ -271,8 +271,8 @@ DEFECTS = [
     ),
     Defect(
         "batching/__init__.py",
-        "sequence = request.live[0]",
-        "sequence = request.sequences[0]",
+        "remaining = [request.live[0].num",
+        "remaining = [request.sequences[0].num",
         PREEMPTING + "test_samples_come_back_alone_after_their_first_one_has_ended",
     ),
     Defect(
@@ -345,8 +345,8 @@ DEFECTS = [
     ),
     Defect(
         "beam_search.py",
-        "self.token_ids)) ** length_penalty",
-        "self.token_ids)) * length_penalty",
+        "math.pow(length, length_penalty)",
+        "(length * length_penalty)",
         BEAMS + "test_the_score_divides_by_the_length_to_a_power",
     ),
     Defect(
@@ -394,8 +394,8 @@ DEFECTS = [
     ),
     Defect(
         "ledger.py",
-        "return bool(batch.groups) or (batch.pool.num_extra_refs > 0 and has_dead)",
-        "return bool(batch.groups)",
+        "is_shared_with_dead = pool.num_extra_refs > 0 and",
+        "is_shared_with_dead = pool.num_extra_refs > 9**9 and",
         LEDGER,
     ),
     Defect(
