@@ -85,6 +85,28 @@ def test_mechanism_knows_protocols_and_no_policy(stem):
         assert not is_axis or not (ROOT / "paxserve" / parts[1] / f"{parts[2]}.py").exists(), name
 
 
+POLICY_AXES = ("admission", "gate", "batching", "reservation", "victim", "preemption")
+
+
+def first_sequences(tree: ast.AST) -> Iterator[str]:
+    """Where a request's first sequence is asked, whether it has ended or not."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute) and node.attr == "sequence":
+            yield ast.unparse(node)
+        elif isinstance(node, ast.Subscript) and isinstance(node.value, ast.Attribute):
+            if node.value.attr == "sequences" and ast.unparse(node.slice) == "0":
+                yield ast.unparse(node)
+
+
+def test_policies_ask_the_sequences_that_go_on():
+    files = [file for axis in POLICY_AXES for file in (ROOT / "paxserve" / axis).rglob("*.py")]
+    assert len(files) > 30
+    for file in files:
+        assert not list(first_sequences(tree_of(file))), file
+    found = first_sequences(ast.parse("request.sequence.row, r.sequences[0].row, r.sequences[1]"))
+    assert list(found) == ["request.sequence", "r.sequences[0]"]
+
+
 @per_file
 def test_no_code_is_made_from_data(file):
     tree = tree_of(file)

@@ -189,7 +189,9 @@ def test_samples_come_back_alone_after_their_first_one_has_ended(batching, reser
 
 
 def test_a_preemption_every_step_spares_who_has_not_sampled_so_that_all_come_to_their_end():
-    engine = make_engine(make_limits(block_size=2, preempt_every_steps=1))
+    """A prompt takes two steps."""
+    limits = make_limits(block_size=2, max_num_batched_tokens=4, preempt_every_steps=1)
+    engine = make_engine(limits)
     requests = [submit(engine, prompt_ids(5, salt), max_tokens=4) for salt in range(3)]
     run_to_end(engine, max_steps=60)
     for salt, request in enumerate(requests):
