@@ -85,6 +85,26 @@ def test_mechanism_knows_protocols_and_no_policy(stem):
         assert not is_axis or not (ROOT / "paxserve" / parts[1] / f"{parts[2]}.py").exists(), name
 
 
+POLICY_AXES = ("admission", "gate", "batching", "reservation", "victim", "preemption")
+
+
+def first_sequences(tree: ast.AST) -> list[str]:
+    """Where a request's first sequence is asked, whether it has ended or not."""
+    asked = [node for node in ast.walk(tree) if isinstance(node, ast.Attribute | ast.Subscript)]
+    return [
+        text for text in map(ast.unparse, asked) if text.endswith((".sequence", ".sequences[0]"))
+    ]
+
+
+def test_policies_ask_the_sequences_that_go_on():
+    files = [file for axis in POLICY_AXES for file in (ROOT / "paxserve" / axis).rglob("*.py")]
+    assert len(files) > 30
+    for file in files:
+        assert not first_sequences(tree_of(file)), file
+    wrong = ast.parse("request.sequence.row, r.sequences[0].row, r.sequences[1], r.live[0]")
+    assert set(first_sequences(wrong)) == {"request.sequence", "r.sequences[0]"}
+
+
 @per_file
 def test_no_code_is_made_from_data(file):
     tree = tree_of(file)

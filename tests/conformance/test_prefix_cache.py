@@ -368,6 +368,10 @@ def test_a_hash_chain_refuses_an_indexed_block_in_the_place_of_another():
     index.insert([1, 2, 3, 4], [1, 2], salt="", start=0)
     with pytest.raises(RuntimeError, match="block 2 is indexed under another prefix, as number 1"):
         index.insert([1, 2], [2], salt="", start=0)
+    index.insert([9, 9], [3], salt="", start=0)
+    with pytest.raises(RuntimeError, match="block 2 is indexed under another prefix, as number 1"):
+        index.insert([9, 9, 1, 1], [3, 2], salt="", start=1)
+    assert index.match([9, 9, 1, 1], salt="", num_blocks=2) == [3]
 
 
 def test_behind_an_evicted_block_a_hash_chain_finds_again_what_it_kept():

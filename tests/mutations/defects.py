@@ -22,6 +22,13 @@ PLANNING = "unit/test_planning.py::"
 CORE_LAW = "property/test_core_law.py::"
 SHARING_LAW = "property/test_sharing_law.py::"
 LEDGER = "property/test_slot_oracle.py::"
+ENGINE = "unit/test_engine.py::"
+LIMITS = "unit/test_limits.py::"
+GATES = "unit/test_gates.py::"
+NOTICES = "unit/test_notices.py::"
+CACHES = "conformance/test_prefix_cache.py::"
+MEMO = POOL + "test_of_what_was_found_before_only_the_forgotten_is_looked_for_again"
+DECLARED = "unit/test_intake.py::test_policies_are_told_what_a_server_would_be"
 
 DEFECTS = [
     # Reference counts and what is cached.
@@ -162,8 +169,8 @@ DEFECTS = [
     # Admission: hits, gates, what comes back from the host.
     Defect(
         "batch.py",
-        "num_blocks=(trunk.num_known_tokens - 1) // self",
-        "num_blocks=trunk.num_known_tokens // self",
+        "num_blocks=(trunk.num_known_tokens - 1) // self.limits.block_size",
+        "num_blocks=trunk.num_known_tokens // self.limits.block_size",
         ADMITTING + "test_a_hit_never_covers_the_last_token_since_it_must_be_computed_to_sample",
     ),
     Defect(
@@ -271,9 +278,9 @@ DEFECTS = [
     ),
     Defect(
         "batching/__init__.py",
-        "s.num_computed_tokens < s.num_entry_tokens for s in request.live)",
-        "s.num_computed_tokens < s.num_entry_tokens for s in request.sequences[:1])",
-        PREEMPTING + "test_samples_come_back_alone_after_their_first_one_has_ended",
+        "remaining = [request.live[0].num",
+        "remaining = [request.sequences[0].num",
+        "unit/batching/test_chunk_limits.py::test_whether_a_request_decodes_is_told_by",
     ),
     Defect(
         "scheduler.py",
@@ -345,8 +352,8 @@ DEFECTS = [
     ),
     Defect(
         "beam_search.py",
-        "self.cumulative_logprob / math.pow(length, length_penalty)",
-        "self.cumulative_logprob / (length * length_penalty)",
+        "math.pow(length, length_penalty)",
+        "(length * length_penalty)",
         BEAMS + "test_the_score_divides_by_the_length_to_a_power",
     ),
     Defect(
@@ -382,8 +389,8 @@ DEFECTS = [
     # The ledger.
     Defect(
         "ledger.py",
-        "counts[block_id] = max(here, counts.get(block_id, 0))",
-        "counts[block_id] = here + counts.get(block_id, 0)",
+        "for slots in covered.values() if slots])",
+        "for slots in covered.values()])",
         LEDGER,
     ),
     Defect(
@@ -394,8 +401,8 @@ DEFECTS = [
     ),
     Defect(
         "ledger.py",
-        "is_shared_with_dead = pool.num_extra_refs > 0 and bool(batch.finished or batch.dead)",
-        "is_shared_with_dead = False",
+        "is_shared_with_dead = pool.num_extra_refs > 0 and",
+        "is_shared_with_dead = pool.num_extra_refs > 9**9 and",
         LEDGER,
     ),
     Defect(
@@ -421,5 +428,293 @@ DEFECTS = [
         "batch.tables.num_blocks_needed(head, longest)",
         "batch.tables.num_blocks_needed(head, longest) * len(head.live)",
         "unit/test_ledger.py::test_unfit_is_asked_with_the_longest_table_of_a_group",
+    ),
+    Defect(
+        "ledger.py",
+        "and num_rows == plan.num_tokens",
+        "",
+        "unit/test_ledger.py::test_chunks_of_those_that_ran_before_are_not_taken_for_decodes",
+    ),
+    Defect(
+        "ledger.py",
+        "is_plain = not others and not self._may_promise_ahead",
+        "is_plain = not others",
+        LEDGER,
+    ),
+    Defect(
+        "ledger.py",
+        "others = batch.groups or plan.entries",
+        "others = plan.entries",
+        LEDGER,
+    ),
+    Defect(
+        "ledger.py",
+        "            columns[3] = -columns[1] % block_size\n            columns[2]",
+        "            columns[2]",
+        LEDGER,
+    ),
+    Defect(
+        "ledger.py",
+        "        ended += [batch.by_sequence[sequence.sequence_id] for sequence in batch.dead]\n",
+        "",
+        LEDGER,
+    ),
+    Defect(
+        "ledger.py",
+        "            request.held_slot_s += num_slots * duration_s",
+        "            request.held_slot_s = num_slots * duration_s",
+        LEDGER,
+    ),
+    # Matches remembered from step to step.
+    Defect(
+        "kv/block_pool.py",
+        "        self._forgotten_at[block_id] = self._num_forgotten\n",
+        "",
+        MEMO,
+    ),
+    Defect(
+        "kv/block_pool.py",
+        "        self._forgotten_at = [self._num_forgotten] * self.num_blocks\n",
+        "",
+        MEMO,
+    ),
+    Defect(
+        "kv/block_pool.py",
+        "forgotten_at[block_id] > earlier.as_of]",
+        "forgotten_at[block_id] > earlier.as_of + 1]",
+        MEMO,
+    ),
+    Defect(
+        "kv/block_pool.py",
+        "known[: min(gone, default=len(known))]",
+        "known[: max(gone, default=len(known))]",
+        MEMO,
+    ),
+    Defect(
+        "kv/block_pool.py",
+        "default=len(known))][:num_blocks]",
+        "default=len(known))]",
+        MEMO,
+    ),
+    # Hash chain: the usual insertion.
+    Defect(
+        "prefix_cache/hash_chain.py",
+        " or digest in self._by_digest:",
+        ":",
+        CACHES + "test_of_two_prefixes_with_one_digest_the_second_is_not_indexed",
+    ),
+    Defect(
+        "prefix_cache/hash_chain.py",
+        "if block_id in self._prefixes or digest",
+        "if digest",
+        CACHES + "test_a_hash_chain_refuses_an_indexed_block_in_the_place_of_another",
+    ),
+    Defect(
+        "prefix_cache/hash_chain.py",
+        " or parent.depth != number - 1:",
+        ":",
+        CACHES + "test_what_does_not_fit_together_is_refused_with_its_numbers",
+    ),
+    Defect(
+        "prefix_cache/hash_chain.py",
+        "parent is None or parent.block_id != before or",
+        "parent is None or",
+        CACHES + "test_in_a_hash_chain_a_sequences_own_blocks_take_the_place_of_twins",
+    ),
+    # Displacement.
+    Defect(
+        "planning.py",
+        "                return displaced\n        return []",
+        "                return displaced\n        return displaced",
+        PLANNING + "test_the_last_in_rank_make_way_for_rows_and_nobody_in_vain",
+    ),
+    Defect(
+        "planning.py",
+        "if rank(r) > own]",
+        "if rank(r) >= own]",
+        PLANNING + "test_the_last_in_rank_make_way_for_rows_and_nobody_in_vain",
+    ),
+    Defect(
+        "planning.py",
+        "(rank(r), r.arrival_seq), reverse=True)",
+        "(rank(r), r.arrival_seq))",
+        PLANNING + "test_the_last_in_rank_make_way_for_rows_and_nobody_in_vain",
+    ),
+    Defect(
+        "planning.py",
+        "        num_budget += self._draft.budget_left - budget_before\n",
+        "",
+        PLANNING + "test_the_budget_of_those_who_make_way_is_the_newcomer",
+    ),
+    Defect(
+        "admitting.py",
+        "        num_budget += sum([row.num_tokens for row in granted])\n",
+        "",
+        PLANNING + "test_the_budget_of_those_who_make_way_is_the_newcomer",
+    ),
+    Defect(
+        "admitting.py",
+        "        self._close(request)\n        return may",
+        "        return may",
+        PLANNING + "test_nobody_makes_way_for_more_blocks_than_all_would_free",
+    ),
+    Defect(
+        "admitting.py",
+        "may = not isinstance(demand, Refusal) and (",
+        "may = not isinstance(demand, Refusal) or (",
+        PLANNING + "test_the_budget_of_those_who_make_way_is_the_newcomer",
+    ),
+    Defect(
+        "admitting.py",
+        "num_free += sum([self._batch.tables.num_own_blocks(r) for r in without])",
+        "num_free += limits.num_usable_blocks if without else 0",
+        PLANNING + "test_nobody_makes_way_for_more_blocks_than_all_would_free",
+    ),
+    Defect(
+        "admitting.py",
+        "tuple([r for r in self._batch.running if r not in without])",
+        "tuple(self._batch.running)",
+        PLANNING + "test_gates_are_asked_of_the_memory_as_it_will_be",
+    ),
+    Defect(
+        "admitting.py",
+        "newcomers=frozenset(self._draft.newcomers).difference(without)",
+        "newcomers=frozenset()",
+        ADMITTING + "test_gates_see_who_runs_and_who_of_them_entered_in_this_step",
+    ),
+    # What an engine does while it decides.
+    Defect(
+        "engine.py",
+        "        if self._is_deciding:\n            raise",
+        "        if False:\n            raise",
+        ENGINE + "test_nobody_is_aborted_while_a_step_is_decided",
+    ),
+    Defect(
+        "engine.py",
+        "        finally:\n            self._is_deciding = False",
+        "        finally:\n            pass",
+        ENGINE + "test_nobody_is_aborted_while_a_step_is_decided",
+    ),
+    Defect(
+        "engine.py",
+        "        with self._deciding():\n            progressed",
+        "        if plan:\n            progressed",
+        ENGINE + "test_nobody_is_aborted_while_a_step_is_decided",
+    ),
+    Defect(
+        "engine.py",
+        "            self._let_go.append(request)\n",
+        "",
+        ENGINE + "test_a_stream_that_is_collected_while_a_step_is_decided",
+    ),
+    Defect(
+        "engine.py",
+        "        while self._let_go:\n",
+        "        while self._let_go and not self.has_work:\n",
+        ENGINE + "test_a_stream_that_is_collected_while_a_step_is_decided",
+    ),
+    Defect(
+        "engine.py",
+        "            self.scheduler.batch.ended.remove(request)\n",
+        "            pass\n",
+        ENGINE + "test_a_stream_that_is_collected_while_a_step_is_decided",
+    ),
+    Defect(
+        "scheduler.py",
+        "is_sound = not has_ended or (",
+        "is_sound = has_ended or not (",
+        ADMITTING + "test_what_a_request_without_finite_logits_wrote_is_not_found",
+    ),
+    # What is asked of policies, and told to them.
+    Defect(
+        "policies.py",
+        "                if missing:\n",
+        "                if not asked:\n",
+        LIMITS + "test_a_policy_that_lacks_what_its_axis_asks_for",
+    ),
+    Defect(
+        "policies.py",
+        'policies = found[0] if axis == "gates" else found',
+        'policies = found[0][:1] if axis == "gates" else found',
+        LIMITS + "test_a_policy_that_lacks_what_its_axis_asks_for",
+    ),
+    Defect(
+        "policies.py",
+        "num_blocks = num_sequences * -(-promise",
+        "num_blocks = -(-promise",
+        LIMITS + "test_samples_that_share_nothing_must_all_fit",
+    ),
+    Defect(
+        "policies.py",
+        "            if num_blocks > limits.num_usable_blocks:",
+        "            if num_blocks >= limits.num_usable_blocks:",
+        LIMITS + "test_samples_that_share_nothing_must_all_fit",
+    ),
+    Defect(
+        "policies.py",
+        "if num_sequences > 1 and not self.shares:",
+        "if num_sequences > 1:",
+        LIMITS + "test_samples_that_share_nothing_must_all_fit",
+    ),
+    Defect(
+        "intake.py",
+        "return longest if is_forced else",
+        "return",
+        DECLARED,
+    ),
+    Defect(
+        "intake.py",
+        "return min(longest, origin.num_declared_output_tokens)",
+        "return origin.num_declared_output_tokens",
+        DECLARED,
+    ),
+    Defect(
+        "gate/token_ratio.py",
+        "request.num_declared_tokens - request",
+        "request.max_known_tokens - len(request.prompt_token_ids) - request",
+        GATES + "test_gates_do_not_see_forced_lengths",
+    ),
+    Defect(
+        "gate/past_future.py",
+        "most = request.num_declared_tokens",
+        "most = request.max_known_tokens - len(request.prompt_token_ids)",
+        GATES + "test_gates_do_not_see_forced_lengths",
+    ),
+    Defect(
+        "prediction.py",
+        "tokens = request.num_declared_tokens if",
+        "tokens = request.max_known_tokens - len(request.prompt_token_ids) if",
+        "unit/test_admission.py::test_an_order_by_declared_lengths_does_not_see_forced_ones",
+    ),
+    Defect(
+        "gate/token_ratio.py",
+        "(1 if running in memory.newcomers else state.value)",
+        "state.value",
+        GATES + "test_who_entered_in_this_step_counts_in_full",
+    ),
+    Defect(
+        "waiting.py",
+        "if any(part != part for part in place):",
+        "if place[0] != place[0]:",
+        "unit/test_waiting.py::test_a_key_without_an_order_is_an_error_of_the_policy",
+    ),
+    Defect(
+        "batching/textbook.py",
+        "num_kept = sum([len(request.live) for request in incumbents])",
+        "num_kept = len(incumbents)",
+        PLANNING + "test_textbook_keeps_a_token_for_each_sequence_of_a_running_group",
+    ),
+    # Notices.
+    Defect(
+        "notices.py",
+        "(slots.free + slots.free_unfit + slots.cached)",
+        "(slots.free + slots.free_unfit)",
+        NOTICES + "test_blocks_that_only_the_prefix_cache_keeps_are_not_in_use",
+    ),
+    Defect(
+        "notices.py",
+        'in ("forced", "displaced", "asked"))',
+        'in ("asked",))',
+        NOTICES + "test_only_preemptions_for_want_of_memory_are_warned_of",
     ),
 ]

@@ -90,6 +90,13 @@ def test_the_shortest_output_goes_first_by_what_is_known():
     assert list(queue_of(Sjf(default_tokens=2), [a, b, unknown])) == [unknown, b, a]
 
 
+def test_an_order_by_declared_lengths_does_not_see_forced_ones():
+    """A prompt of 4 in a model of 32: 28 may come, though 2 will."""
+    request = make_request(4, max_tokens=2, origin=Origin(num_true_output_tokens=2))
+    ranks = [order.key(None, request) for order in (Sjf(length="predicted"), Sjf())]
+    assert ranks == [(28,), (2,)]
+
+
 def test_what_remains_counts_in_srpt_and_what_was_produced_stays_produced():
     intake = make_intake()
     long, short = [make(num_true_output_tokens=n, intake=intake) for n in (9, 6)]

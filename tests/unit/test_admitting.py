@@ -88,6 +88,17 @@ def test_gates_see_the_memory_without_the_cached_blocks_that_the_request_takes()
     assert (seen.num_needed, seen.num_needed_for_all) == (1, 2)
 
 
+def test_gates_see_who_runs_and_who_of_them_entered_in_this_step():
+    gate = Watching()
+    engine = make_engine(gates=(gate,))
+    first, second = (submit(engine, prompt_ids(4, salt), max_tokens=9) for salt in range(2))
+    engine.step()
+    submit(engine, prompt_ids(4, 2))
+    engine.step()
+    assert [memory.running for memory in gate.seen] == [(), (first,), (first, second)]
+    assert [set(memory.newcomers) for memory in gate.seen] == [set(), {first}, set()]
+
+
 def test_what_a_gate_holds_back_is_as_if_it_had_not_been_looked_at():
     engine = make_engine(
         make_limits(block_size=2), prefix_cache=HashChain(), gates=(Watching("not today"),)
@@ -137,10 +148,9 @@ def test_host_blocks_are_free_again_only_for_the_next_step():
     assert list(second.output_token_ids) == tokens_alone(prompt_ids(3, 1), 6)
 
 
-def test_what_a_request_without_finite_logits_wrote_is_not_found():
-    engine = make_engine(
-        executor=Dictated([[5], [-1], [5, 5]]), vocab_size=9, prefix_cache=HashChain()
-    )
+@pytest.mark.parametrize("cache", [HashChain("planning"), HashChain("after_step"), Radix()])
+def test_what_a_request_without_finite_logits_wrote_is_not_found(cache):
+    engine = make_engine(executor=Dictated([[5], [-1], [5, 5]]), vocab_size=9, prefix_cache=cache)
     for i, reason in enumerate([FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]):
         request = submit(engine, [1, 2, 3, 4, 5], max_tokens=1 + (i == 2))
         run_to_end(engine)

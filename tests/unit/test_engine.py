@@ -467,3 +467,53 @@ def test_a_stream_that_was_never_read_aborts_its_request():
     del stream
     assert request.finish_reason == "abort"
     assert not engine.has_work
+
+
+class Meddling:
+    """A gate that lets everyone in, and does something when it sees a kind of event."""
+
+    def __init__(self, kind, act):
+        self.kind, self.act = kind, act
+
+    def init(self):
+        return None
+
+    def observe(self, state, seen):
+        if seen.kind is self.kind:
+            self.act()
+
+    def refusal(self, state, request, memory):
+        return None
+
+
+@pytest.mark.parametrize("kind", [Kind.ENTERED, Kind.SERVED])
+def test_nobody_is_aborted_while_a_step_is_decided_or_its_tokens_are_dealt_out(kind):
+    gate = Meddling(kind, lambda: engine.abort("0"))
+    engine = make_engine(gates=(gate,))
+    request = submit(engine, prompt_ids(3), max_tokens=3)
+    with pytest.raises(RuntimeError, match="request 0 cannot be aborted while a step is decided"):
+        engine.step()
+    assert request.finish_reason == "error"
+    gate.kind = None
+    later = submit(engine, prompt_ids(3), max_tokens=3)
+    engine.step()
+    assert engine.abort(later.request_id)
+    run_to_end(engine)
+    check_idle(engine)
+
+
+@pytest.mark.parametrize("kind", [Kind.ENTERED, Kind.SERVED])
+def test_a_stream_that_is_collected_while_a_step_is_decided_aborts_before_the_next(kind):
+    streams = []
+    gate = Meddling(kind, streams.clear)
+    engine = make_engine(gates=(gate,))
+    streamed, beside = (submit(engine, prompt_ids(3, n), max_tokens=4) for n in range(2))
+    streams.append(engine.stream(streamed))
+    assert engine.step() == [streamed, beside]
+    assert streams == []
+    assert (streamed.finish_reason, streamed.num_output_tokens) == (None, 1)
+    assert engine.step() == [beside]
+    assert (streamed.finish_reason, streamed.num_output_tokens) == ("abort", 1)
+    run_to_end(engine)
+    check_idle(engine)
+    assert list(beside.output_token_ids) == tokens_alone(prompt_ids(3, 1), 4)

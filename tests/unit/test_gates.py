@@ -15,7 +15,7 @@ from paxserve.gate.reserve_full_prompt import ReserveFullPrompt
 from paxserve.gate.token_ratio import TokenRatio
 from paxserve.gate.watermark import Watermark
 from paxserve.gates import Gates
-from paxserve.request import FinishReason
+from paxserve.request import FinishReason, Origin
 
 
 def make(num_prompt=4, num_output=0, *, max_tokens=12, request_id=None):
@@ -156,6 +156,27 @@ def test_a_share_of_what_is_still_to_come_is_kept_free():
     assert refusal == (
         "token_ratio: 9 tokens, and 6 for those that run at a ratio of 0.500, exceed 14 free slots"
     )
+
+
+def test_who_entered_in_this_step_counts_in_full():
+    gate = TokenRatio(initial=0.5, minimum=0.0)
+    running = (make(max_tokens=8), make(max_tokens=4))
+    view = MemoryView(40, 0, 1, block_size=4, running=running, newcomers=frozenset(running[:1]))
+    refusal = gate.refusal(gate.init(), make(max_tokens=5), view)
+    assert refusal.startswith("token_ratio: 9 tokens, and 10 for those")  # 8 + 4 / 2
+
+
+def test_gates_do_not_see_forced_lengths():
+    """Prompts of 4 that are forced to end after 5 tokens; a server would expect up to 28."""
+    forced = [
+        make_request(4, max_tokens=5, origin=Origin(num_true_output_tokens=5)) for _ in range(2)
+    ]
+    view = MemoryView(63, 0, 4, block_size=1, running=(forced[0],))
+    ratio, past = TokenRatio(initial=1.0, minimum=0.0), PastFuture()
+    refusal = ratio.refusal(ratio.init(), forced[1], view)
+    assert refusal.startswith("token_ratio: 32 tokens, and 28 for those")
+    refusal = past.refusal(past.init(), forced[1], view)
+    assert refusal.startswith("past_future: 2 requests would come to hold 64 blocks")
 
 
 def test_a_minimum_above_the_start_is_refused():

@@ -4,9 +4,18 @@ import math
 
 import numpy as np
 import pytest
-from builders import VOCAB_SIZE, Letters, greedy, make_intake, make_limits, prompt_ids
+from builders import (
+    VOCAB_SIZE,
+    Letters,
+    greedy,
+    make_intake,
+    make_limits,
+    make_request,
+    prompt_ids,
+)
 
 from paxserve.intake import InvalidRequest
+from paxserve.request import Origin
 
 LETTERS = Letters([b"a", b"b", b"c", b"</s>"])
 
@@ -116,6 +125,19 @@ def test_length_is_bounded_by_max_tokens_and_by_the_model():
     assert make(prompt_ids(4), intake=intake, max_tokens=6).max_known_tokens == 10
     assert make(prompt_ids(4), intake=intake, max_tokens=7).max_known_tokens == 10
     assert make(prompt_ids(4), intake=intake, max_tokens=None).max_known_tokens == 10
+
+
+@pytest.mark.parametrize(
+    ("true", "declared", "num_declared"),
+    [(None, None, 5), (5, None, 28), (5, 12, 12), (5, 99, 28), (None, 12, 12)],
+)
+def test_policies_are_told_what_a_server_would_be_and_not_the_forced_length(
+    true, declared, num_declared
+):
+    """A prompt of 4, a model of 32, and max_tokens of 5, by which a trace forces lengths."""
+    origin = Origin(num_true_output_tokens=true, num_declared_output_tokens=declared)
+    request = make_request(4, max_tokens=5, origin=origin)
+    assert (request.num_declared_tokens, request.max_known_tokens) == (num_declared, 9)
 
 
 def test_sampling_values_cross_in_their_normal_form():

@@ -62,6 +62,15 @@ def test_paged_memory_holds_exactly_the_blocks_in_use_at_every_step():
     assert engine.ledger.steps() == expected
 
 
+def test_chunks_of_those_that_ran_before_are_not_taken_for_decodes():
+    limits = make_limits(block_size=4, num_blocks=9, max_num_seqs=1, max_num_batched_tokens=3)
+    engine = make_engine(limits)
+    submit(engine, prompt_ids(8), max_tokens=3)
+    run_to_end(engine)
+    assert [step.live for step in engine.ledger.steps()] == [3, 6, 8, 9, 10]
+    assert [step.tail for step in engine.ledger.steps()] == [1, 2, 0, 3, 2]
+
+
 def test_full_reservations_are_split_by_what_came_to_be_used():
     """Pool of 16 slots, two requests of at most 8: A uses 3 + 4 - 1 = 6, B uses 2 + 2 - 1 = 3."""
     limits = make_limits(

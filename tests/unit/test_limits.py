@@ -1,8 +1,9 @@
 import pytest
-from builders import make_limits, make_policies
+from builders import make_intake, make_limits, make_policies, make_request
 
 from paxserve.batching.static import Static
 from paxserve.batching.textbook import Textbook
+from paxserve.gate.watermark import Watermark
 from paxserve.placement.buddy import Buddy
 from paxserve.reservation.max import Max
 
@@ -72,3 +73,32 @@ def test_the_longest_reservation_needs_a_place_in_the_empty_pool():
         policies.check(make_limits(max_model_len=36, block_size=4, num_blocks=16))
     grows = make_policies(placement=Buddy())
     grows.check(make_limits(max_model_len=36, block_size=4, num_blocks=16))
+
+
+def test_samples_that_share_nothing_must_all_fit_their_reservations():
+    """Three of 8 blocks each."""
+
+    def check(num_blocks, **chosen):
+        limits = make_limits(max_model_len=32, block_size=4, num_blocks=num_blocks)
+        request = make_request(3, intake=make_intake(limits), n=3, temperature=1.0)
+        make_policies(**chosen).check_request(request, limits)
+
+    check(25, reservation=Max())
+    message = r"3 sequences, for which reservation Max holds 24 blocks; the pool has 23 of 4 tokens"
+    with pytest.raises(ValueError, match=message):
+        check(24, reservation=Max())
+    check(9)
+
+
+def test_a_policy_that_lacks_what_its_axis_asks_for_is_refused_by_name():
+    class Half:
+        def num_tokens(self, request, *, num_needed, limits):
+            return num_needed
+
+    policies = make_policies(reservation=Half())
+    message = r"reservation Half lacks grows, needs_true_lengths, which paxserve/reservation/__init"
+    with pytest.raises(ValueError, match=message):
+        policies.check(make_limits())
+    message = r"gates Half lacks refusal, which paxserve/gate/__init__"
+    with pytest.raises(ValueError, match=message):
+        make_policies(gates=(Watermark(), Half())).check(make_limits())

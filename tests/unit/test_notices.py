@@ -16,7 +16,7 @@ class Operator:
         self.events = EventLog()
         self.now_s = 0.0
 
-    def step(self, duration_s=1.0, *, num_tokens=10, live=10, free=10, num_waiting=0):
+    def step(self, duration_s=1.0, *, num_tokens=10, live=10, free=10, cached=0, num_waiting=0):
         zeros = dict.fromkeys(StepRecord._fields, 0)
         fields = {
             "start_s": self.now_s,
@@ -26,12 +26,13 @@ class Operator:
             "num_waiting": num_waiting,
         }
         self.now_s += duration_s
-        slots = SlotCounts(live=live, tail=20 - live - free, free=free, null=4)
+        tail = 20 - live - free - cached
+        slots = SlotCounts(live=live, tail=tail, cached=cached, free=free, null=4)
         self.notices.after_step(StepRecord(**(zeros | fields)), slots, self.events)
 
-    def preempt(self, count=1):
+    def preempt(self, count=1, detail="recompute"):
         for _ in range(count):
-            self.events.add(Kind.PREEMPTED, "r9", num_tokens=7, detail="recompute")
+            self.events.add(Kind.PREEMPTED, "r9", num_tokens=7, detail=detail)
 
 
 def test_a_status_line_every_few_seconds_of_the_engine_s_clock():
@@ -134,3 +135,23 @@ def test_a_full_cache_is_no_warning_where_nobody_can_be_preempted():
     operator = Operator(can_preempt=False)
     operator.step(free=0, live=18, num_waiting=4)
     assert operator.warnings == []
+
+
+def test_blocks_that_only_the_prefix_cache_keeps_are_not_in_use():
+    operator = Operator(every_s=1.0)
+    operator.step(free=0, live=10, cached=10, num_waiting=4)
+    assert operator.warnings == []
+    assert operator.status == ["running 3, waiting 4, KV 50% in blocks, 50% live, 10 tokens/s"]
+    operator.step(free=0, live=18, cached=1, num_waiting=4)
+    assert "95% in blocks" in operator.warnings[0]
+
+
+@pytest.mark.parametrize("why", ["forced", "displaced by 3", "asked for"])
+def test_only_preemptions_for_want_of_memory_are_warned_of(why):
+    operator = Operator()
+    operator.preempt(detail=f"recompute, {why}")
+    operator.step()
+    assert operator.warnings == []
+    operator.preempt()
+    operator.step()
+    assert operator.warnings[0].startswith("preemption 1: ")

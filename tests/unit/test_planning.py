@@ -6,10 +6,12 @@ import pytest
 from builders import make_engine, make_limits, prompt_ids, run_to_end, submit, tokens_alone
 from invariants import check
 
+from paxserve.admission.priority import Priority
 from paxserve.batching import Admit, Decodes, Grant, Reason
 from paxserve.batching.chunked_prefill import ChunkedPrefill
 from paxserve.batching.textbook import Textbook
-from paxserve.request import FinishReason, State
+from paxserve.prefix_cache.hash_chain import HashChain
+from paxserve.request import FinishReason, Origin, State
 
 
 @dataclass
@@ -201,6 +203,19 @@ def test_textbook_keeps_a_token_of_the_budget_for_each_running_request():
         assert all(r.sequence.token_times_s == [1.0, 2.0, 3.0] for r in engine.requests[:4])
 
 
+def test_textbook_keeps_a_token_for_each_sequence_of_a_running_group():
+    """Budget 10 and two samples under way: a newcomer of 8 enters beside them, one of 9 waits."""
+    for length, entered_s in ((8, 1.0), (9, 3.0)):
+        limits = make_limits(max_num_batched_tokens=10, max_model_len=10)
+        engine = make_engine(limits, batching=Textbook())
+        group = submit(engine, prompt_ids(2), n=2, temperature=1.0, max_tokens=3)
+        engine.step()
+        newcomer = submit(engine, prompt_ids(length, 9), max_tokens=1)
+        run_to_end(engine)
+        assert newcomer.first_scheduled_s == entered_s
+        assert [s.token_times_s for s in group.sequences] == [[1.0, 2.0, 3.0]] * 2
+
+
 def test_a_victim_s_grant_and_its_budget_come_back():
     """Pool of 4 blocks of 2. The newest has been granted its decode when the oldest, last in
     this policy's order, needs a block: the grant is returned and the budget with it.
@@ -340,3 +355,130 @@ def test_a_policy_that_is_none_is_refused_at_the_start():
 
     with pytest.raises(ValueError, match="propose must be a generator"):
         make_engine(batching=Returns(None))
+
+
+# Displacement: in whose place a waiting request enters.
+
+
+def displacing(limits, priorities, *, num_steps=1, **chosen):
+    """An engine in which requests of these priorities run, and their order displaces."""
+    engine = make_engine(limits, admission=Priority(displaces_running=True), **chosen)
+    running = [
+        submit(engine, prompt_ids(4, salt), max_tokens=8, origin=Origin(priority=priority))
+        for salt, priority in enumerate(priorities)
+    ]
+    for _ in range(num_steps):
+        engine.step()
+    assert all(request.state is State.RUNNING for request in running)
+    return engine, running
+
+
+def displaced_in_a_step(engine, running):
+    """Which of these, by number, a step displaces."""
+    engine.step()
+    return [i for i, request in enumerate(running) if request.num_preemptions]
+
+
+@pytest.mark.parametrize(
+    ("priority", "n", "displaced"),
+    [(0, 1, [2]), (0, 2, [0, 2]), (0, 3, [0, 1, 2]), (2, 1, [2]), (2, 2, []), (3, 1, [])],
+)
+def test_the_last_in_rank_make_way_for_rows_and_nobody_in_vain(priority, n, displaced):
+    engine, running = displacing(make_limits(max_num_seqs=3), [2, 1, 3])
+    newcomer = submit(
+        engine,
+        prompt_ids(4, 9),
+        n=n,
+        temperature=float(n > 1),
+        max_tokens=2,
+        origin=Origin(priority=priority),
+    )
+    assert displaced_in_a_step(engine, running) == displaced
+    assert (newcomer.state is State.RUNNING) == bool(displaced)
+    run_to_end(engine)
+    for salt, request in enumerate(running):
+        assert list(request.output_token_ids) == tokens_alone(prompt_ids(4, salt), 8)
+
+
+@pytest.mark.parametrize(("priorities", "displaced"), [([1, 1, 1], [0, 1, 2]), ([0, 1, 1], [])])
+def test_nobody_makes_way_for_more_blocks_than_all_would_free_and_asking_changes_nothing(
+    priorities, displaced
+):
+    """Of 9 blocks two are cached, and each of three that run has two. The newcomer finds the two
+    and needs six more, with one to write into for its second sample.
+    """
+    limits = make_limits(num_blocks=10)
+    engine, _ = displacing(limits, [], prefix_cache=HashChain())
+    submit(engine, prompt_ids(9, 7), max_tokens=1)
+    run_to_end(engine)
+    running = [
+        submit(engine, prompt_ids(4, salt), max_tokens=8, origin=Origin(priority=priority))
+        for salt, priority in enumerate(priorities)
+    ]
+    engine.step()
+    engine.step()
+    pool = engine.scheduler.batch.pool
+    before = pool.num_free, pool.cached, pool.num_held
+    assert before == (1, pool.cached, 6)
+    prompt = [*prompt_ids(8, 7), *prompt_ids(22, 8)]
+    newcomer = submit(engine, prompt, n=2, temperature=1.0, max_tokens=1, origin=Origin(priority=0))
+    assert displaced_in_a_step(engine, running) == displaced
+    if not displaced:
+        assert newcomer.state is State.WAITING
+        assert (pool.num_free, pool.cached, pool.num_held) == before
+        for sequence in newcomer.sequences:
+            assert (sequence.num_computed_tokens, sequence.num_remaining_tokens) == (0, 30)
+            assert (sequence.source, sequence.block_table, sequence.row) == (None, [], -1)
+    else:
+        assert (newcomer.state, newcomer.num_cached_tokens) == (State.FINISHED, 8)
+    run_to_end(engine)
+    for salt, request in enumerate(running):
+        assert list(request.output_token_ids) == tokens_alone(prompt_ids(4, salt), 8)
+
+
+def test_the_budget_of_those_who_make_way_is_the_newcomers():
+    """Budget 6, of which three decodes take 3: a prompt of 5 needs those of two of them."""
+    limits = make_limits(max_num_seqs=3, max_num_batched_tokens=6)
+    policy = Script(everything)
+    engine = make_engine(limits, batching=policy, admission=Priority(displaces_running=True))
+    running = []
+    for salt in range(3):
+        request = submit(engine, prompt_ids(2, salt), max_tokens=9, origin=Origin(priority=1))
+        running.append(request)
+    engine.step()
+    newcomer = submit(engine, prompt_ids(5, 9), max_tokens=2)
+    assert displaced_in_a_step(engine, running) == [1, 2]
+    assert engine.executor.plans[-1].num_tokens == 6
+    run_to_end(engine)
+    assert newcomer.sequence.token_times_s[0] == 2.0
+
+
+def test_gates_are_asked_of_the_memory_as_it_will_be_without_those_who_make_way():
+    seen = []
+
+    class Watching:
+        def refusal(self, state, request, memory):
+            seen.append(memory)
+            return "too many" if len(memory.running) > 1 else None
+
+    engine = make_engine(
+        make_limits(max_num_seqs=2),
+        admission=Priority(displaces_running=True),
+        gates=(Watching(),),
+    )
+    running = [
+        submit(engine, prompt_ids(4, salt), max_tokens=8, origin=Origin(priority=1 + salt))
+        for salt in range(2)
+    ]
+    engine.step()
+    newcomer = submit(engine, prompt_ids(6, 9), max_tokens=2)
+    seen.clear()
+    assert displaced_in_a_step(engine, running) == [1]
+    asked, entered = seen
+    assert asked == entered
+    assert (entered.running, entered.num_free, entered.newcomers) == (
+        (running[0],),
+        14,
+        frozenset(),
+    )
+    assert newcomer.state is State.RUNNING

@@ -233,6 +233,19 @@ def test_what_waits_already_or_does_not_wait_is_an_error_that_changes_nothing():
     assert (list(queue), queue.head(), len(queue)) == ([], None, 0)
 
 
+@pytest.mark.parametrize("key", [(float("nan"),), (0, float("nan"))])
+def test_a_key_without_an_order_is_an_error_of_the_policy(key):
+    class Nan:
+        displaces_running = False
+
+        def key(self, state, request):
+            return key
+
+    (request,) = requests(1)
+    with pytest.raises(RuntimeError, match=rf"admission Nan ranks request {request.request_id} by"):
+        queue_of(Nan(), [request])
+
+
 def test_a_walk_does_not_meet_what_comes_in_before_the_point_it_has_reached():
     first, second, third, early, late = requests(1, 1, 1, 1, 1, arrivals=[1.0, 2.0, 3.0, 0.0, 9.0])
     queue = queue_of(Fcfs(), [first, second, third])

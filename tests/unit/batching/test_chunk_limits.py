@@ -3,6 +3,7 @@
 import pytest
 from builders import make_engine, make_limits, make_request, prompt_ids, submit
 
+from paxserve.batching import split
 from paxserve.batching.chunked_prefill import ChunkedPrefill
 from paxserve.batching.running_first import RunningFirst
 from paxserve.preemption import Method, VictimView
@@ -55,6 +56,15 @@ def test_prompts_under_way_are_limited_and_whole_ones_are_not_among_them(policy)
 def test_what_is_no_count_is_refused_by_name(policy, knob, value):
     with pytest.raises(ValueError, match=rf"{knob} must be a whole number .* got {value!r}"):
         policy(**{knob: value})
+
+
+@pytest.mark.parametrize(("ended", "going_on"), [(1, 3), (3, 1)])
+def test_whether_a_request_decodes_is_told_by_the_sequences_that_go_on(ended, going_on):
+    request = make_request(3, n=2, temperature=1.0)
+    first, second = request.sequences
+    first.num_remaining_tokens, second.num_remaining_tokens = ended, going_on
+    request.live.remove(first)
+    assert split([request]) == (([request], []) if going_on == 1 else ([], [request]))
 
 
 def test_reserving_the_prompt_holds_all_of_it_with_the_first_chunk_and_no_more():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from paxserve.eviction.lfu import Lfu
 from paxserve.eviction.lru import Lru
-from paxserve.kv.block_pool import BlockPool
+from paxserve.kv.block_pool import NO_MATCH, BlockPool
 from paxserve.placement.paged import Paged
 from paxserve.prefix_cache.hash_chain import HashChain
 from paxserve.prefix_cache.none import NoCache
@@ -172,16 +172,15 @@ def test_what_was_hit_outlives_what_was_not_and_starts_anew_with_other_content()
     assert [pool.take(1), pool.take(1)] == [hit, plain]  # neither has a hit by now
 
 
-class ShallowestFirst:
-    """The wrong way round for a tree."""
-
+class ShallowFirst:
     def key(self, block):
-        return (block.depth, block.last_used)
+        return (block.depth,)
 
 
-def test_in_a_tree_a_block_is_evicted_after_what_stands_behind_it():
-    """Whatever the order says: the prefix is first in it, but two sequences go on behind it."""
-    pool = make_pool(4, Radix(), ShallowestFirst())
+@pytest.mark.parametrize("eviction", [Lru(), ShallowFirst()])
+def test_in_a_tree_a_block_is_evicted_after_what_stands_behind_it(eviction):
+    """Also where the prefix of two sequences ranks before them."""
+    pool = make_pool(4, Radix(), eviction)
     (root,) = publish(pool, 1)
     left = pool.take(1)
     pool.share([root], is_hit=True)
@@ -227,6 +226,31 @@ def test_the_heap_of_cached_blocks_stays_as_short_as_what_is_cached():
     for table in (tables[1], tables[2], tables[0]):
         pool.release(table)
     assert [pool.take(1) for _ in range(3)] == [tables[1], tables[2], tables[0]]
+
+
+@pytest.mark.parametrize("cache", [HashChain(), Radix()])
+def test_of_what_was_found_before_only_the_forgotten_is_looked_for_again(cache):
+    pool, tokens = make_pool(4, cache), (1, 2, 3)
+
+    def match(earlier=NO_MATCH, num_blocks=3):
+        return pool.match(tokens, salt="", num_blocks=num_blocks, earlier=earlier)
+
+    table = publish(pool, *tokens)
+    first = match()
+    assert first.block_ids == match(first).block_ids == table
+    assert match(first, num_blocks=2).block_ids == table[:2]
+    pool.release(table[::-1])
+    assert pool.take(1) == table[2:]  # evicted, and used for something else
+    publish(pool, 9, table=table[2:])
+    second = match(first)
+    assert second.block_ids == table[:2]
+    pool.share(table[:2], is_hit=True)
+    pool.unpublish(table[2:])
+    publish(pool, *tokens, table=table, start=2)
+    third = match(second)
+    assert third.block_ids == match(first).block_ids == table
+    pool.forget_all()
+    assert match(third).block_ids == match(first).block_ids == []
 
 
 @given(
