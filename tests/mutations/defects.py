@@ -461,8 +461,8 @@ DEFECTS = [
     ),
     Defect(
         "ledger.py",
-        "            request.held_slot_s += num_slots * duration_s",
-        "            request.held_slot_s = num_slots * duration_s",
+        "            request.held_slot_s += len(blocks) *",
+        "            request.held_slot_s = len(blocks) *",
         LEDGER,
     ),
     # Matches remembered from step to step.
