@@ -622,7 +622,7 @@ DEFECTS = [
     Defect(
         "scheduler.py",
         "is_sound = not has_ended or (",
-        "is_sound = has_ended or not (",
+        "is_sound = not has_ended or not (",
         ADMITTING + "test_what_a_request_without_finite_logits_wrote_is_not_found",
     ),
     # What is asked of policies, and told to them.

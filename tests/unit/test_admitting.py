@@ -152,7 +152,8 @@ def test_host_blocks_are_free_again_only_for_the_next_step():
 def test_what_a_request_without_finite_logits_wrote_is_not_found(cache):
     engine = make_engine(executor=Dictated([[5], [-1], [5, 5]]), vocab_size=9, prefix_cache=cache)
     for i, reason in enumerate([FinishReason.LENGTH, FinishReason.ERROR, FinishReason.LENGTH]):
-        request = submit(engine, [1, 2, 3, 4, 5], max_tokens=1 + (i == 2))
+        prompt = list(range(9 if i else 5))
+        request = submit(engine, prompt, max_tokens=1 + (i == 2))
         run_to_end(engine)
         assert (request.finish_reason, request.num_cached_tokens) == (reason, 4 * (i == 1))
 
