@@ -73,6 +73,8 @@ class Admitting:
         if isinstance(demand, Refusal) or refusal is not None or not self._hold(request, demand):
             self._close(request)
             return refusal or Refusal(Reason.BLOCKS)
+        if not computes:
+            self._batch.tables.promises_ahead = True
         self._batch.enter(request)
         return demand.claims
 
@@ -159,7 +161,8 @@ class Admitting:
         """What speaks against the demand: a gate, or too few blocks."""
         pool, limits = self._batch.pool, self._batch.limits
         num_free = pool.num_available - pool.num_unheld(demand.hits)
-        num_free += sum([self._batch.tables.num_own_blocks(r) for r in without])
+        if without:  # what only they hold becomes free, but for what would be a hit
+            num_free += len(self._batch.tables.held_only_by(without).difference(demand.hits))
         if self._batch.gates:
             memory = MemoryView(
                 num_usable=limits.num_usable_blocks,

@@ -119,14 +119,15 @@ class Engine:
         return True
 
     def discard(self, request: Request) -> None:
-        """Abort a request, if it has not ended, without a word of it in the next step. While a step
-        is decided, as when a stream is collected as garbage, it is put off to the next one.
-        """
-        if self._is_deciding:
-            self._let_go.append(request)
-            return
+        """Abort a request, if it has not ended, without a word of it in the next step."""
         if request.finish_reason is None and self.abort(request.request_id):
             self.scheduler.batch.ended.remove(request)
+
+    def let_go(self, request: Request) -> None:
+        """Discard a request when the next step begins: for those who cannot know what is going on
+        now, as a stream that is collected as garbage.
+        """
+        self._let_go.append(request)
 
     def output(self, request: Request) -> RequestOutput:
         """What a request has produced so far."""
@@ -262,6 +263,7 @@ class Engine:
         try:
             self.scheduler.policies.check_request(request, self.limits)
         except ValueError as error:
+            self._intake.take_back(request.request_id)
             raise InvalidRequest(str(error)) from error
 
 
@@ -286,4 +288,4 @@ class RequestStream:
         self._engine.discard(self._request)
 
     def __del__(self) -> None:
-        self.close()
+        self._engine.let_go(self._request)

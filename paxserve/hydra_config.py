@@ -73,7 +73,9 @@ def _gates_apart(override: str) -> list[str]:
     names = [name.strip() for name in override[len("gate=[") : -1].split(",")]
     files = [name for name in names if ":" not in name]
     own = [f"gate={name}" for name in names if ":" in name]
-    return [f"gate=[{','.join(files)}]", *own[:1]] if len(own) == 1 else [override]
+    if len(own) > 1:
+        raise ValueError(f"{override}: at most one gate of one's own, it is asked last")
+    return [f"gate=[{','.join(files)}]", *own]
 
 
 def _is_override(argument: str) -> bool:

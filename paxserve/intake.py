@@ -143,6 +143,10 @@ class Intake:
             else None,
         )
 
+    def take_back(self, request_id: str) -> None:
+        """The request of this id is not served after all; the id may be used again."""
+        self._taken_ids.discard(request_id)
+
     def _declared(self, origin: Origin, num_prompt: int, max_known_tokens: int) -> int:
         """Most output tokens, as far as a server would be told."""
         longest = self.limits.max_model_len - num_prompt

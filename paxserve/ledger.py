@@ -145,9 +145,7 @@ class Ledger:
     @property
     def _may_promise_ahead(self) -> bool:
         """Whether more may be held for a sequence than is computed."""
-        policies = self._batch.policies
-        admits_alone = policies.placement.contiguous or policies.batching.release == "with_batch"
-        return self._batch.tables.promises_ahead or admits_alone
+        return self._batch.tables.promises_ahead or self._batch.policies.placement.contiguous
 
     def _quickly(self) -> _Sums:
         """Request by request. What two requests share are full blocks, so each of their further

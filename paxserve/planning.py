@@ -198,7 +198,9 @@ class StepInMaking:
         return True
 
     def _decode_in_turn(self, requests: Sequence[Request]) -> Verdict:
-        """The same one by one: for several sequences, a short budget, or short memory."""
+        """One by one: for several sequences, a short budget, or short memory. Blocks are then
+        published between two growths, so what is evicted may differ from the bulk.
+        """
         draft = self._draft
         num_before, num_granted, refused = draft.num_preempted, 0, None
         for request in requests:
@@ -240,7 +242,7 @@ class StepInMaking:
         answer = self._admitting.admit(
             request, num_tokens, num_budget=num_budget, computes=computes
         )
-        is_short = isinstance(answer, Refusal) and answer.reason in (Reason.ROWS, Reason.BLOCKS)
+        is_short = isinstance(answer, Refusal) and answer.reason is not Reason.BUDGET
         if not is_short or not self._policies.admission.displaces_running:
             return answer
         budget_before = self._draft.budget_left

@@ -120,8 +120,12 @@ class Policies:
         for axis, found in axes:
             protocol = _PROTOCOLS[axis]
             policies = found[0] if axis == "gates" else found
+            if not isinstance(policies, tuple | list):
+                raise ValueError(f"gates must be a tuple of gates, got {policies!r}")
             asked = {*vars(protocol), *protocol.__annotations__}
             for policy in policies:
+                if isinstance(policy, type):
+                    raise ValueError(f"{axis} must be an object, got the class {policy.__name__}")
                 missing = [n for n in asked if not n.startswith("_") and not hasattr(policy, n)]
                 if missing:
                     raise ValueError(

@@ -35,6 +35,7 @@ class Recorded:
     """A workload that was written down; closed loops too arrive as they did then."""
 
     arrivals: tuple[Arrival, ...]
+    forces_lengths = True
 
     def open(self, *, seed: int, vocabulary: Vocabulary) -> Source:
         """See `Workload.open`."""

@@ -96,6 +96,6 @@ def _num_remaining(state: _Past, request: Request) -> int:
     start = bisect_right(state.ordered, produced)
     num_longer = len(state.ordered) - start
     if not num_longer:
-        return most - produced
+        return max(0, most - produced)
     length = state.ordered[start + int(draw(request.request_id) * num_longer)]
     return max(0, min(length, most) - produced)

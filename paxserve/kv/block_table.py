@@ -126,10 +126,11 @@ class BlockTables:
                 left -= self._block_size
         return list(num_filled), sum(num_filled.values())
 
-    def num_own_blocks(self, request: Request) -> int:
-        """Blocks that nobody else holds: so many become available when it lets go."""
-        held = Counter([b for sequence in request.live for b in sequence.block_table])
-        return sum([self.pool.ref_count(block_id) == num for block_id, num in held.items()])
+    def held_only_by(self, requests: SequenceOf[Request]) -> set[int]:
+        """Blocks that nobody else holds: they become available when all of these let go."""
+        tables = [sequence.block_table for request in requests for sequence in request.live]
+        held = Counter([block_id for table in tables for block_id in table])
+        return {b for b, num_holders in held.items() if self.pool.ref_count(b) == num_holders}
 
     def share(self, sequence: Sequence, block_ids: SequenceOf[int], *, is_hit: bool) -> None:
         """A sequence without blocks begins with these, which others hold or the cache has."""

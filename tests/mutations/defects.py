@@ -566,8 +566,8 @@ DEFECTS = [
     ),
     Defect(
         "admitting.py",
-        "num_free += sum([self._batch.tables.num_own_blocks(r) for r in without])",
-        "num_free += limits.num_usable_blocks if without else 0",
+        "num_free += len(self._batch.tables.held_only_by(without).difference(demand.hits))",
+        "num_free += limits.num_usable_blocks",
         PLANNING + "test_nobody_makes_way_for_more_blocks_than_all_would_free",
     ),
     Defect(
@@ -603,8 +603,8 @@ DEFECTS = [
     ),
     Defect(
         "engine.py",
-        "            self._let_go.append(request)\n",
-        "",
+        "        self._let_go.append(request)\n",
+        "        self.discard(request)\n",
         ENGINE + "test_a_stream_that_is_collected_while_a_step_is_decided",
     ),
     Defect(

@@ -18,7 +18,8 @@ from invariants import check, check_idle
 from paxserve.batching.static import Static
 from paxserve.events import UNASKED, Kind
 from paxserve.intake import InvalidRequest
-from paxserve.request import FinishReason, State
+from paxserve.request import FinishReason, Origin, State
+from paxserve.reservation.oracle import Oracle
 
 LETTERS = Letters([b"a", b"b", b"c", b"d", b"</s>"])
 A, B, C, D, END = range(5)
@@ -465,8 +466,33 @@ def test_a_stream_that_was_never_read_aborts_its_request():
     request = submit(engine, prompt_ids(3), max_tokens=6)
     stream = engine.stream(request)
     del stream
+    engine.step()  # what is let go of ends when a step begins
     assert request.finish_reason == "abort"
     assert not engine.has_work
+
+
+def test_a_stream_collected_while_rows_are_released_ends_with_the_next_step():
+    """Garbage is collected wherever Python likes, also in the middle of a change."""
+    engine = make_engine()
+    ends, streamed = submit(engine, prompt_ids(3), max_tokens=1), submit(engine, prompt_ids(4))
+    streams, let_go_of = [engine.stream(streamed)], engine.scheduler.batch._let_go_of
+
+    def collecting(sequence):
+        streams.clear()
+        let_go_of(sequence)
+
+    engine.scheduler.batch._let_go_of = collecting
+    run_to_end(engine)
+    assert (ends.finish_reason, streamed.finish_reason) == ("length", "abort")
+    check_idle(engine)
+
+
+def test_an_id_that_a_policy_refused_may_be_used_again():
+    engine = make_engine(reservation=Oracle())
+    with pytest.raises(InvalidRequest, match="true output lengths"):
+        submit(engine, prompt_ids(3), request_id="a", origin=Origin())
+    assert submit(engine, prompt_ids(3), request_id="a", max_tokens=2).request_id == "a"
+    run_to_end(engine)
 
 
 class Meddling:

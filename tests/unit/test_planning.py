@@ -482,3 +482,48 @@ def test_gates_are_asked_of_the_memory_as_it_will_be_without_those_who_make_way(
         frozenset(),
     )
     assert newcomer.state is State.RUNNING
+
+
+@dataclass(frozen=True)
+class AdmitsAhead:
+    """Memory for all of a prompt, tokens one by one."""
+
+    release = "at_finish"
+    whole_prompts = False
+
+    def propose(self, view):
+        for request in view.running:
+            yield Grant(request, 1)
+        for request in view.waiting():
+            verdict = yield Admit(request, request.num_remaining_tokens)
+            if verdict.refused:
+                break
+            yield Grant(request, 1)
+
+
+def test_memory_that_is_admitted_ahead_is_reserved_in_the_ledger():
+    engine = make_engine(batching=AdmitsAhead())
+    submit(engine, prompt_ids(11), max_tokens=4)
+    run_to_end(engine)
+    first = engine.ledger.steps()[0]
+    assert (first.live, first.reserved_used, first.tail, first.rounding) == (1, 10, 1, 0)
+
+
+def test_what_a_displaced_request_shares_with_the_urgent_one_is_not_counted_twice():
+    """H would find two of L's three blocks; with L gone they are no free blocks beside that."""
+    limits = make_limits(num_blocks=9, block_size=4, max_model_len=32, max_num_seqs=4)
+    order = Priority(displaces_running=True)
+    engine = make_engine(limits, admission=order, prefix_cache=HashChain())
+    for name, length, salt, priority in (("K", 9, 9, 0), ("L", 9, 0, 5)):
+        submit(
+            engine,
+            prompt_ids(length, salt),
+            request_id=name,
+            max_tokens=8,
+            origin=Origin(priority=priority),
+        )
+    engine.step()
+    submit(engine, prompt_ids(22), request_id="H", max_tokens=2, origin=Origin(priority=1))
+    engine.step()
+    assert all(request.num_preemptions == 0 for request in engine.requests)
+    run_to_end(engine)
