@@ -14,7 +14,7 @@ from paxserve.arrays import SamplingArrays, StepArrays
 from paxserve.device.buckets import Bucket, Buckets, Exact
 from paxserve.limits import Limits
 from paxserve.sampling_params import MAX_SUPPRESSED_IDS, SamplingParams
-from paxserve.step import RowEntry, RowSampling, StepPlan
+from paxserve.step import DecodeRows, RowEntry, RowSampling, StepPlan
 
 
 class Variant(StrEnum):
@@ -92,6 +92,8 @@ class Packer:
             # A placement may round a table up beyond max_model_len; no context reaches that far.
             block_ids = write.block_ids[: len(columns)]
             columns[: len(block_ids)] = block_ids
+        if isinstance(plan.rows, DecodeRows):
+            return self._pack_decodes(plan.rows)
         _, row_column, first_column, num_column, samples_column, token_column = zip(
             *plan.rows, strict=True
         )
@@ -102,6 +104,15 @@ class Packer:
         sampled = rows if all(samples_column) else self._sampled(rows, samples_column)
         arrays = self._pad(rows, sampled, tokens, plan.unwritten, bucket, variant)
         return PackedStep(arrays, bucket, variant)
+
+    def _pack_decodes(self, decodes: DecodeRows) -> PackedStep:
+        """The usual step: every row takes the token that is on the device, and samples."""
+        rows, num_rows = _int32(decodes.places), len(decodes)
+        bucket = self._buckets.choose(num_tokens=num_rows, num_rows=num_rows)
+        variant = VARIANTS[self._variants[rows].max()]
+        on_device = np.full(num_rows, -1, np.int32)
+        tokens = self._tokens(_int32(decodes.first_positions), (), on_device)
+        return PackedStep(self._pad(rows, rows, tokens, (), bucket, variant), bucket, variant)
 
     def padding(self, bucket: Bucket, variant: Variant) -> PackedStep:
         """A step of this shape without a single real token: for warm-up; nothing is written."""

@@ -8,8 +8,6 @@ what the step has been given so far lies in `draft.py`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
-from typing import Any
 
 from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
@@ -21,9 +19,7 @@ from paxserve.policies import Policies
 from paxserve.preempting import Preempting
 from paxserve.request import FinishReason, Request, State
 from paxserve.request import Sequence as TokenSequence
-from paxserve.step import RowPlan, StepPlan
-
-_new_tuple: Any = tuple.__new__  # half the cost of RowPlan(...), for every decoded token
+from paxserve.step import DecodeRows, RowPlan, StepPlan
 
 
 class StepInMaking:
@@ -95,13 +91,13 @@ class StepInMaking:
     def to_plan(self, step_id: int) -> StepPlan | None:
         """The finished plan, or None if nothing is to be done."""
         newcomers = list(self._draft.newcomers)
-        if not self._draft.rows and newcomers and not self.num_changed:
+        if self._draft.is_empty and newcomers and not self.num_changed:
             raise RuntimeError(
                 f"{type(self._policies.batching).__name__} admitted "
                 f"{[request.request_id for request in newcomers]} but computes nothing: the "
                 "executor would miss them"
             )
-        if not self._draft.rows:  # whoever was to be computed beside them made way
+        if self._draft.is_empty:  # whoever was to be computed beside them made way
             self.preempt(newcomers, "")
         plan = self._draft.to_plan(step_id, self._batch, self._events)
         if plan is not None:
@@ -142,12 +138,12 @@ class StepInMaking:
         then what it may have done so far is only to give blocks to some of them.
         """
         draft, batch, block_size = self._draft, self._batch, self.limits.block_size
-        num, rows = len(requests), draft.rows
-        if num > draft.budget_left or batch.groups:
-            return None
+        num = len(requests)
+        if not num or num > draft.budget_left or batch.groups:
+            return None if num else 0
         sequences = [request.sequences[0] for request in requests]
         # All that run, and none that has not come to what it sampled in its row: all decode.
-        is_all = not (batch.begun or rows) and list(requests) == batch.running
+        is_all = draft.is_empty and not batch.begun and list(requests) == batch.running
         if not is_all and not self._decode_usually(requests, sequences):
             return None
         positions = [sequence.num_computed_tokens for sequence in sequences]
@@ -156,10 +152,15 @@ class StepInMaking:
             return None
         for sequence, position in zip(sequences, positions, strict=True):
             sequence.num_computed_tokens = position + 1
-        ids = [sequence.sequence_id for sequence in sequences]
-        places = [sequence.row for sequence in sequences]
-        columns = zip(ids, places, positions, repeat(1), repeat(1), repeat(()), strict=False)
-        rows.update(zip(ids, map(_new_tuple, repeat(RowPlan), columns), strict=False))
+        decodes = DecodeRows(
+            [sequence.sequence_id for sequence in sequences],
+            [sequence.row for sequence in sequences],
+            positions,
+        )
+        if draft.is_empty:
+            draft.decodes = decodes
+        else:
+            draft.rows.update({row.sequence_id: row for row in decodes})
         draft.budget_left -= num
         if self._publishes:
             for i in _indices(offsets, block_size - 1):

@@ -148,9 +148,9 @@ class Scheduler:
         progressed: list[Request] = []
         find, has_groups = batch.by_sequence.get, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
-        for row, output in zip(plan.rows, result.outputs, strict=True):
+        for sequence_id, output in zip(plan.sequence_ids, result.outputs, strict=True):
             tokens, logprobs = output
-            if not tokens or (found := find(row[0])) is None:
+            if not tokens or (found := find(sequence_id)) is None:
                 continue
             request, sequence = found
             if sequence.finish_reason is not None:

@@ -13,7 +13,8 @@ Prompt, chunk, decode and resume after preemption are all this one picture.
 Order inside a step: swap out, swap in, copies, then in each layer writes before reads.
 """
 
-from typing import NamedTuple
+from collections.abc import Iterator, Sequence
+from typing import NamedTuple, overload
 
 
 class RowPlan(NamedTuple):
@@ -30,6 +31,52 @@ class RowPlan(NamedTuple):
     num_tokens: int
     num_samples: int
     tokens: tuple[int, ...]
+
+
+class DecodeRows(Sequence[RowPlan]):
+    """The rows of a step in which every row decodes: one token each, the one last sampled there.
+
+    They are nearly all rows there are, so they are kept as columns, from which packing and applying
+    read; a `RowPlan` is made for whoever asks.
+    """
+
+    __slots__ = ("_rows", "first_positions", "places", "sequence_ids")
+
+    def __init__(
+        self, sequence_ids: Sequence[int], places: Sequence[int], first_positions: Sequence[int]
+    ) -> None:
+        self.sequence_ids = sequence_ids
+        self.places = places
+        self.first_positions = first_positions
+        self._rows: tuple[RowPlan, ...] | None = None
+
+    def __len__(self) -> int:
+        return len(self.sequence_ids)
+
+    @overload
+    def __getitem__(self, index: int) -> RowPlan: ...
+    @overload
+    def __getitem__(self, index: slice) -> tuple[RowPlan, ...]: ...
+    def __getitem__(self, index: int | slice) -> RowPlan | tuple[RowPlan, ...]:
+        return self._all()[index]
+
+    def __iter__(self) -> Iterator[RowPlan]:
+        return iter(self._all())
+
+    def __eq__(self, other: object) -> bool:
+        return self._all() == (other._all() if isinstance(other, DecodeRows) else other)
+
+    def __hash__(self) -> int:
+        return hash(self._all())
+
+    def __repr__(self) -> str:
+        return repr(self._all())
+
+    def _all(self) -> tuple[RowPlan, ...]:
+        if self._rows is None:
+            columns = zip(self.sequence_ids, self.places, self.first_positions, strict=True)
+            self._rows = tuple([RowPlan(s, place, first, 1, 1, ()) for s, place, first in columns])
+        return self._rows
 
 
 class RowSampling(NamedTuple):
@@ -87,7 +134,7 @@ class StepPlan(NamedTuple):
     """
 
     step_id: int
-    rows: tuple[RowPlan, ...]
+    rows: tuple[RowPlan, ...] | DecodeRows
     entries: tuple[RowEntry, ...] = ()
     table_writes: tuple[TableWrite, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
@@ -97,11 +144,31 @@ class StepPlan(NamedTuple):
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks that this step reads, through the table of each of its rows."""
+        if isinstance(self.rows, DecodeRows):
+            return sum([first // block_size for first in self.rows.first_positions]) + len(
+                self.rows
+            )
         return sum([-(-(row[2] + row[3]) // block_size) for row in self.rows])
+
+    @property
+    def sequence_ids(self) -> Sequence[int]:
+        """Whose rows they are."""
+        if isinstance(self.rows, DecodeRows):
+            return self.rows.sequence_ids
+        return [row.sequence_id for row in self.rows]
+
+    @property
+    def places(self) -> Sequence[int]:
+        """Rows of the batch, in the order of `rows`."""
+        if isinstance(self.rows, DecodeRows):
+            return self.rows.places
+        return [row.row for row in self.rows]
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, all rows together."""
+        if isinstance(self.rows, DecodeRows):
+            return len(self.rows)
         return sum([row.num_tokens for row in self.rows])
 
 

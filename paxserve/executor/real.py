@@ -31,7 +31,7 @@ from paxserve.device.llama import Llama
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
 from paxserve.pack import PackedStep, Packer, Variant
-from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult, TokenLogprobs
+from paxserve.step import NO_OUTPUT, DecodeRows, RowOutput, StepPlan, StepResult, TokenLogprobs
 
 type Progress = Callable[[int, int], None]
 
@@ -183,7 +183,7 @@ class Real:
                 plan=plan,
                 bucket=Bucket(0, 0) if packed is None else packed.bucket,
                 outputs=None if packed is None else self._run(packed),
-                num_logprobs=tuple([self._num_logprobs[row.row] for row in plan.rows]),
+                num_logprobs=tuple([self._num_logprobs[place] for place in plan.places]),
                 started_s=started_s,
                 compile_s=built.compile_s - compile_s,
                 num_compiles=built.num_compiles - num_compiles,
@@ -232,6 +232,8 @@ def _row_outputs(
     plan: StepPlan, outputs: StepOutputs, num_logprobs: tuple[int, ...]
 ) -> tuple[RowOutput, ...]:
     tokens = outputs.tokens.tolist()
+    if isinstance(plan.rows, DecodeRows) and outputs.logprobs is None:
+        return tuple([RowOutput((token,)) for token in tokens[: len(plan.rows)]])
     if outputs.logprobs is None:
         return tuple(
             [

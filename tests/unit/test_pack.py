@@ -8,10 +8,11 @@ from builders import make_engine, make_limits, prompt_ids, submit
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from paxserve.arrays import StepArrays
 from paxserve.device.buckets import Bucket, Buckets
 from paxserve.pack import Packer, Variant
 from paxserve.sampling_params import MAX_SUPPRESSED_IDS
-from paxserve.step import RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
+from paxserve.step import DecodeRows, RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
 
 LIMITS = make_limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=12, block_size=4)
 BUCKETS = Buckets.for_limits(LIMITS, row_buckets=(4,), token_buckets=(8, 16))
@@ -359,3 +360,42 @@ def test_what_a_placement_rounds_a_table_up_by_is_not_packed():
     )
     arrays = packing.pack(step).arrays
     assert arrays.block_table[:2].tolist() == [[1, 2, 3], [5, 6, 7]]
+
+
+def test_decodes_as_columns_are_packed_as_the_rows_they_stand_for():
+    columns = DecodeRows([7, 5, 9], [2, 0, 3], [4, 1, 6])
+    rows = tuple(columns)
+    assert rows == (
+        RowPlan(7, 2, 4, 1, 1, ()),
+        RowPlan(5, 0, 1, 1, 1, ()),
+        RowPlan(9, 3, 6, 1, 1, ()),
+    )
+    assert columns == rows
+    assert (columns[1], columns[1:], len(columns), hash(columns)) == (
+        rows[1],
+        rows[1:],
+        3,
+        hash(rows),
+    )
+    plans = [StepPlan(step_id=1, rows=chosen) for chosen in (columns, rows)]
+    for name in ("num_tokens", "sequence_ids", "places"):
+        assert list_of(getattr(plans[0], name)) == list_of(getattr(plans[1], name))
+    assert [plan.num_blocks(4) for plan in plans] == [2 + 1 + 2] * 2
+    entries = [RowEntry(row.sequence_id, row.row, 3, RowSampling()) for row in rows]
+    writes = [TableWrite(row.row, 0, (10 + row.row, 20 + row.row)) for row in rows]
+    packed = []
+    for plan in plans:
+        limits = make_limits()
+        packer = Packer(limits=limits, buckets=Buckets.for_limits(limits), num_slots=200)
+        packed.append(
+            packer.pack(plan._replace(entries=tuple(entries), table_writes=tuple(writes)))
+        )
+    assert packed[0].bucket == packed[1].bucket
+    assert packed[0].variant is packed[1].variant
+    for name in StepArrays._fields:
+        one, other = (getattr(step.arrays, name) for step in packed)
+        assert np.array_equal(one, other), name
+
+
+def list_of(value):
+    return value if isinstance(value, int) else list(value)
