@@ -5,6 +5,7 @@ far. In: plans, in order. Out: fresh `StepArrays` per step (never mutated later:
 reading them) and the bucket they are padded to. Must not know: jax, policies, requests.
 """
 
+from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -207,7 +208,7 @@ def _token_ids(columns: tuple[tuple[int, ...], ...]) -> np.ndarray:
     return np.array([token for tokens in columns for token in tokens or (-1,)], np.int32)
 
 
-def _int32(values: tuple[int, ...]) -> np.ndarray:
+def _int32(values: Sequence[int]) -> np.ndarray:
     return np.fromiter(values, np.int32, len(values))
 
 
