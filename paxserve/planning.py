@@ -189,14 +189,13 @@ class StepInMaking:
         if len(full) > pool.num_available or policies.placement.contiguous:
             return False
         num_evicted, touched = pool.num_evicted, self._draft.touched
+        is_grown = tables.grow_each(full)
         for request in full:
             (sequence,) = request.sequences
-            if not tables.grow(request, sequence, sequence.num_computed_tokens + 1):
-                return False
             touched[sequence.sequence_id] = sequence
         if pool.num_evicted > num_evicted:
             self._log_evicted(full[0], pool.num_evicted - num_evicted)
-        return True
+        return is_grown
 
     def _decode_in_turn(self, requests: Sequence[Request]) -> Verdict:
         """One by one: for several sequences, a short budget, or short memory. Blocks are then

@@ -146,6 +146,7 @@ class Scheduler:
         self.events.now_s = now_s
         batch = self.batch
         progressed: list[Request] = []
+        add = progressed.append
         find, has_groups = batch.by_sequence.get, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
         for sequence_id, output in zip(plan.sequence_ids, result.outputs, strict=True):
@@ -155,7 +156,7 @@ class Scheduler:
             request, sequence = found
             if sequence.finish_reason is not None:
                 continue
-            progressed.append(request)
+            add(request)
             token = tokens[0]
             if token < 0:
                 self._fail_not_finite(request)

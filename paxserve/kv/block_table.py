@@ -104,6 +104,28 @@ class BlockTables:
             self.promises_ahead = True
         return True
 
+    def grow_each(self, requests: SequenceOf[Request]) -> bool:
+        """One more token for each of these, whose only table is full; or False, and some may have
+        got their block.
+        """
+        sequences = [request.sequences[0] for request in requests]
+        ends = [sequence.num_computed_tokens + 1 for sequence in sequences]
+        promise, limits = self.reservation.num_tokens, self._limits
+        promises = [
+            promise(request, num_needed=end, limits=limits)
+            for request, end in zip(requests, ends, strict=True)
+        ]
+        if promises != ends:  # more is promised than asked for
+            return all(self.grow(*each) for each in zip(requests, sequences, ends, strict=True))
+        found = self.pool.take(len(requests))
+        if found is None:
+            return False
+        for sequence, block_id, end in zip(sequences, found, ends, strict=False):
+            sequence.block_table.append(block_id)
+            sequence.num_reserved_tokens = end
+        sequences[-1].block_table.extend(found[len(sequences) :])  # a placement may give more
+        return True
+
     def is_full(self, request: Request) -> bool:
         """Whether the table of its only sequence has no slot for one more token."""
         (sequence,) = request.sequences
