@@ -27,9 +27,9 @@ class Batch:
     `begun` the sequences that have not come to the end of what they entered with.
     `num_hit_tokens` of the `num_entered_tokens` that entered were found in the prefix cache.
 
-    Invariants: the rows of running and finished sequences and the free rows are all rows, once
-    each; a block is held by as many tables as it has references; a waiting request holds neither
-    row nor block of the device.
+    Invariants: the rows of running, finished and dead sequences and the free rows are all rows,
+    once each; a block is held by as many tables as it has references; a waiting request holds
+    neither row nor block of the device.
     """
 
     def __init__(self, *, limits: Limits, policies: Policies, events: EventLog) -> None:
@@ -297,6 +297,7 @@ class Batch:
             sequence.row = -1
 
     def give_back_host_blocks(self, request: Request) -> None:
+        """The host need not keep what it holds of a request."""
         held = {block_id for sequence in request.live for block_id in sequence.host_blocks}
         self.host_pool.give_back(sorted(held))
         for sequence in request.live:

@@ -64,7 +64,7 @@ class StepInMaking:
 
     @property
     def num_changed(self) -> int:
-        """Requests that were preempted or ended in this step."""
+        """Requests that were preempted, held back after all, or ended in this step."""
         return self._draft.num_preempted + self._draft.num_failed
 
     def waiting(self) -> Iterator[Request]:

@@ -1,15 +1,10 @@
-"""The policies that `configs/baseline/` composes, read without Hydra; and what of them is not there
-yet, so that a test can wait for it.
-"""
+"""The policies that `configs/baseline/` composes, read without Hydra."""
 
-import dataclasses
 from functools import cache
 from typing import Any
 
-from axes import ROOT, policy_class, stems, yaml_values
+from axes import ROOT, policy_class, yaml_values
 from omegaconf import OmegaConf
-
-from paxserve.policies import Policies
 
 BASELINES = sorted(path.stem for path in (ROOT / "configs" / "baseline").glob("*.yaml"))
 FIELD_OF = {"gate": "gates"}
@@ -31,18 +26,6 @@ def choices(name: str) -> dict[str, str | list[str]]:
     }
 
 
-def missing(name: str) -> list[str]:
-    """Choices of a baseline that are not there yet, as `axis=choice`."""
-    fields = {field.name for field in dataclasses.fields(Policies)}
-    absent = []
-    for axis, chosen in choices(name).items():
-        for choice in chosen if isinstance(chosen, list) else [chosen]:
-            is_known = FIELD_OF.get(axis, axis) in fields and choice in stems(axis)
-            if not is_known and choice != "none":
-                absent.append(f"{axis}={choice}")
-    return absent
-
-
 def baseline_policies(
     name: str, settings: dict[str, dict[str, Any]] | None = None
 ) -> dict[str, Any]:
@@ -52,12 +35,11 @@ def baseline_policies(
         loaded = [
             policy_class(axis, choice)(**_values(axis, choice) | (settings or {}).get(choice, {}))
             for choice in (chosen if isinstance(chosen, list) else [chosen])
-            if choice in stems(axis)
         ]
         if isinstance(chosen, list):
             made[FIELD_OF[axis]] = tuple(loaded)
-        elif loaded:
-            made[axis] = loaded[0]
+        else:
+            (made[axis],) = loaded
     return made
 
 

@@ -11,7 +11,7 @@ import pytest
 from baselines import feedback_queue
 from baselines.clockwork import Rule, Sizes, schedule
 from baselines.comparison import random_case, served
-from baselines.composed import BASELINES, missing
+from baselines.composed import BASELINES
 from baselines.fastserve import FastServe
 from baselines.orca import OrcaMax, OrcaOracle, OrcaPow2
 from baselines.past_future import PastFuture
@@ -89,8 +89,6 @@ def test_every_baseline_has_a_transcription():
 
 @pytest.mark.parametrize("name", CASES)
 def test_the_composed_policies_do_what_the_published_rule_says(name):
-    if absent := missing(name):
-        pytest.skip(f"waits for {', '.join(absent)}")
     baseline = CASES[name]
     num_preempted = 0
     for seed in range(NUM_CASES):

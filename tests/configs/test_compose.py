@@ -3,7 +3,6 @@
 from pathlib import Path
 
 import pytest
-from baselines.composed import missing
 from omegaconf import OmegaConf
 
 from kernels_pallas.paged_attention import BACKENDS
@@ -84,8 +83,6 @@ def test_every_group_is_in_the_defaults_list():
 
 @pytest.mark.parametrize(("group", "stem"), OPTIONS, ids="=".join)
 def test_every_option_composes(group, stem):
-    if group == "baseline" and (absent := missing(stem)):
-        pytest.skip(f"waits for {', '.join(absent)}")
     overrides = [f"{group}={stem}", *MORE.get((group, stem), [])]
     plain, chosen, explicit = compose_config(overrides)
     assert chosen[group] == stem

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 FOLDER = Path(__file__).resolve().parent
 sys.path[:0] = [str(FOLDER.parent), str(FOLDER.parents[1])]
 
-from baselines.composed import baseline_policies, missing  # noqa: E402
+from baselines.composed import baseline_policies  # noqa: E402
 from builders import make_engine, make_limits, prompt_ids, submit  # noqa: E402
 
 from paxserve.batching.chunked_prefill import ChunkedPrefill  # noqa: E402
@@ -57,10 +57,6 @@ class Scenario(NamedTuple):
     note: str = ""
     baseline: str = ""
     settings: dict[str, dict[str, Any]] = {}  # noqa: RUF012
-
-    def absent(self) -> list[str]:
-        """Policies that do not exist yet."""
-        return missing(self.baseline) if self.baseline else []
 
     def chosen(self) -> dict[str, Any]:
         if self.baseline:
@@ -290,8 +286,6 @@ def remark(event: Any) -> str:
 def main() -> None:
     """Print or write all schedules."""
     for scenario in SCENARIOS:
-        if SCENARIOS[scenario].absent():
-            continue
         _, text = run(scenario)
         if "--write" in sys.argv:
             (FOLDER / "schedules" / f"{scenario}.txt").write_text(text, encoding="ascii")
