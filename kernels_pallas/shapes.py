@@ -1,10 +1,13 @@
-"""Named problem shapes, shared by tests and benchmarks so that both speak of the same case.
+"""Named problem shapes, shared by tests, benchmarks and compile checks, so that all speak of the
+same case.
 
 Owns: the numbers of each case. Out: frozen dataclasses. Must not know: arrays, devices, backends.
+
+A name is model/work: the heads of a model, and the rows of a step.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 
@@ -21,6 +24,8 @@ class AttentionShape:
         block_size: S.
         max_model_len: context the block table has room for, in tokens.
         sliding_window: tokens a query sees, itself included, or None.
+        dtype, kv_dtype: of queries and of the cache, as numpy names them; int8 and float8_e4m3fn
+            caches have scales.
     """
 
     q_lens: tuple[int, ...]
@@ -31,6 +36,8 @@ class AttentionShape:
     block_size: int = 16
     max_model_len: int = 8192
     sliding_window: int | None = None
+    dtype: str = "bfloat16"
+    kv_dtype: str = "bfloat16"
 
     @property
     def num_rows(self) -> int:
@@ -49,45 +56,149 @@ class AttentionShape:
     def blocks_per_row(self) -> int:
         return -(-self.max_model_len // self.block_size)
 
-    def kv_bytes(self, itemsize: int) -> int:
-        """Bytes of K and V that lie in the contexts: the least a kernel can read."""
-        return 2 * sum(self.context_lens) * self.num_kv_heads * self.head_dim * itemsize
+    @property
+    def is_quantised(self) -> bool:
+        return self.kv_dtype != self.dtype
+
+    @property
+    def kv_bytes(self) -> int:
+        """Bytes of K, V and scales that the queries see: the least a kernel can read."""
+        itemsize = {"float32": 4, "bfloat16": 2}.get(self.kv_dtype, 1)
+        per_token = 2 * self.num_kv_heads * (self.head_dim * itemsize + 4 * self.is_quantised)
+        return per_token * sum(self._seen(q, c) for q, c in self._rows)
+
+    @property
+    def num_flops(self) -> int:
+        """Multiplications and additions of both products, causal ones only."""
+        pairs = 0
+        for q, context in self._rows:
+            for position in range(context - q, context):
+                pairs += min(position + 1, self.sliding_window or position + 1)
+        return 4 * pairs * self.num_heads * self.head_dim
+
+    def small(self) -> "AttentionShape":
+        """The same case for interpret mode: fewer rows, at most two kv heads, short contexts.
+
+        What makes a case what it is stays: the group of query heads per kv head, the head dim, the
+        block size, which rows are decodes, whether contexts are longer than the step.
+        """
+        rows = [self._rows[0], self._rows[-1]]
+        if self.num_rows > 2:
+            rows.insert(1, self._rows[1])
+        small = [(_shrunk(q), _shrunk(c) + 3 * (c > q)) for q, c in rows[: self.num_rows]]
+        num_kv_heads = min(2, self.num_kv_heads)
+        window = self.sliding_window
+        return replace(
+            self,
+            q_lens=tuple(q for q, _ in small),
+            context_lens=tuple(c for _, c in small),
+            num_heads=num_kv_heads * self.num_heads // self.num_kv_heads,
+            num_kv_heads=num_kv_heads,
+            max_model_len=4 * self.block_size + max(c for _, c in small),
+            sliding_window=None if window is None else 2 * self.block_size + 1,
+        )
+
+    @property
+    def _rows(self) -> list[tuple[int, int]]:
+        return list(zip(self.q_lens, self.context_lens, strict=True))
+
+    def _seen(self, q_len: int, context_len: int) -> int:
+        if self.sliding_window is None:
+            return context_len
+        return min(context_len, q_len + self.sliding_window - 1)
 
 
-def _smollm2(q_lens: tuple[int, ...], context_lens: tuple[int, ...]) -> AttentionShape:
-    """SmolLM2-135M: 30 layers of 9 query heads over 3 kv heads of 64."""
+def _shrunk(length: int) -> int:
+    """About a fiftieth, and never a multiple of a block."""
+    return length if length == 1 else 5 + length // 48
+
+
+def _decode(num_rows: int, context_len: int) -> AttentionShape:
+    return _rows(((1, context_len),) * num_rows)
+
+
+def _rows(rows: tuple[tuple[int, int], ...]) -> AttentionShape:
+    longest = max(context for _, context in rows)
     return AttentionShape(
-        q_lens=q_lens, context_lens=context_lens, num_heads=9, num_kv_heads=3, head_dim=64
+        q_lens=tuple(q for q, _ in rows),
+        context_lens=tuple(c for _, c in rows),
+        num_heads=1,
+        num_kv_heads=1,
+        head_dim=1,
+        max_model_len=max(8192, longest),
     )
 
 
-SHAPES: Mapping[str, AttentionShape] = MappingProxyType(
+WORK: Mapping[str, AttentionShape] = MappingProxyType(
     {
-        # The bar of the first slice: a full batch decoding.
-        "smollm2_decode_64x256": _smollm2((1,) * 64, (256,) * 64),
-        # Same KV bytes scale, very uneven: a padded loop would do 25 times the work.
-        "smollm2_decode_skewed": _smollm2((1,) * 64, (4000,) + (100,) * 63),
-        "smollm2_prompt_512": _smollm2((512,), (512,)),
-        "smollm2_chunk_512_at_2048": _smollm2((512,), (2048,)),
-        "smollm2_mixed": _smollm2((256,) + (1,) * 63, (1024,) + (256,) * 63),
-        # Small enough for interpret mode.
-        "tiny_decode": AttentionShape(
-            q_lens=(1, 1, 1),
-            context_lens=(1, 4, 9),
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=8,
-            block_size=4,
-            max_model_len=16,
-        ),
-        "tiny_mixed": AttentionShape(
-            q_lens=(1, 5, 3, 1),
-            context_lens=(7, 5, 11, 1),
-            num_heads=4,
-            num_kv_heads=2,
-            head_dim=8,
-            block_size=4,
-            max_model_len=16,
-        ),
+        "decode_1x4k": _decode(1, 4096),
+        "decode_64x4k": _decode(64, 4096),
+        "decode_256x1k": _decode(256, 1024),
+        "decode_1x128k": _decode(1, 131_072),
+        "prompts_8x2k": _rows(((2048, 2048),) * 8),
+        # A chunk in the middle of a prompt beside decodes.
+        "mixed_64+512": _rows(((1, 4096),) * 64 + ((512, 2048),)),
     }
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Heads:
+    """The attention of one model, of one device of its tensor-parallel group."""
+
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    sliding_window: int | None = None
+
+
+MODELS: Mapping[str, Heads] = MappingProxyType(
+    {
+        "smollm2-135m": Heads(9, 3, 64),
+        "llama-3-8b": Heads(32, 8, 128),
+        "llama-3-70b": Heads(64, 8, 128),
+        "llama-3-70b-tp8": Heads(8, 1, 128),
+        "qwen2.5-7b": Heads(28, 4, 128),
+        "mistral-7b": Heads(32, 8, 128, sliding_window=4096),
+    }
+)
+
+
+def shape_of(model: str, work: str) -> AttentionShape:
+    """The shape of this name.
+
+    Raises:
+        ValueError: an unknown model or work.
+    """
+    if model not in MODELS or work not in WORK:
+        raise ValueError(
+            f"no shape {model}/{work}: models are {list(MODELS)}, work is {list(WORK)}"
+        )
+    heads = MODELS[model]
+    return replace(
+        WORK[work],
+        num_heads=heads.num_heads,
+        num_kv_heads=heads.num_kv_heads,
+        head_dim=heads.head_dim,
+        sliding_window=heads.sliding_window,
+    )
+
+
+def _variants() -> dict[str, AttentionShape]:
+    """Other block sizes and cache dtypes, on the heads of Llama-3-8B."""
+    found = {}
+    for work in ("decode_64x4k", "mixed_64+512"):
+        base = shape_of("llama-3-8b", work)
+        for block_size in (32, 64, 128):
+            found[f"llama-3-8b/{work}/block{block_size}"] = replace(base, block_size=block_size)
+        for short, kv_dtype in (("int8", "int8"), ("fp8", "float8_e4m3fn")):
+            found[f"llama-3-8b/{work}/{short}"] = replace(base, kv_dtype=kv_dtype)
+            found[f"llama-3-8b/{work}/{short}/block128"] = replace(
+                base, kv_dtype=kv_dtype, block_size=128
+            )
+    return found
+
+
+SHAPES: Mapping[str, AttentionShape] = MappingProxyType(
+    {f"{model}/{work}": shape_of(model, work) for model in MODELS for work in WORK} | _variants()
 )

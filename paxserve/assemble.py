@@ -44,12 +44,19 @@ def real_engine(
         NotImplementedError: a kernel that does not exist yet.
     """
     from paxserve.device import memory
-    from paxserve.device.kv_blocks import bytes_per_block
+    from paxserve.device.kv_blocks import KvLayout, kv_dtype
     from paxserve.executor.real import Real
 
     max_model_len = _model_len(settings, model.config.max_position)
     budget = _budget(settings, policies, max_model_len)
     backend, platform = memory.choose_backend(settings.kernel)
+    activations = str(model.parameters["embed"].dtype)
+    layout = KvLayout(
+        model.config,
+        settings.block_size,
+        backend,
+        kv_dtype(settings.kv_cache_dtype, activations=activations),
+    )
     size = pool_size(
         platform=platform,
         free_bytes=memory.free_bytes(),
@@ -57,12 +64,7 @@ def real_engine(
         step_bytes=memory.step_bytes(
             model.config, num_tokens=budget, num_rows=settings.max_num_seqs
         ),
-        bytes_per_block=bytes_per_block(
-            model.config,
-            block_size=settings.block_size,
-            backend=backend,
-            dtype=str(model.parameters["embed"].dtype),
-        ),
+        bytes_per_block=layout.bytes_per_block,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
         max_model_len=max_model_len,
@@ -95,6 +97,7 @@ def real_engine(
         num_host_blocks=limits.num_host_blocks,
         copies=forks and policies.shares,
         backend=backend,
+        kv_cache_dtype=settings.kv_cache_dtype,
         strict=settings.strict,
     )
     return Engine(

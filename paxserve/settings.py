@@ -32,6 +32,7 @@ class EngineSettings:
         preempt_every_steps: preempt one request every so many steps, memory short or not; 0 never.
         row_buckets, token_buckets: padded shapes; empty: three rungs each.
         kernel: attention backend, or auto.
+        kv_cache_dtype: auto (that of the activations), int8 or fp8.
         strict: a compilation after warm-up is an error.
 
     Raises:
@@ -52,6 +53,7 @@ class EngineSettings:
     row_buckets: tuple[int, ...] = ()
     token_buckets: tuple[int, ...] = ()
     kernel: str = "auto"
+    kv_cache_dtype: str = "auto"
     strict: bool = True
 
     @property
@@ -78,10 +80,15 @@ class EngineSettings:
         if self.num_blocks_override is not None and self.num_slots_override is not None:
             raise ValueError("num_blocks_override and num_slots_override both size the pool")
         _check_swap_space(self.swap_space_gib)
+        if self.kv_cache_dtype not in KV_CACHE_DTYPES:
+            raise ValueError(
+                f"kv_cache_dtype must be one of {KV_CACHE_DTYPES}, got {self.kv_cache_dtype!r}"
+            )
         if not isinstance(self.strict, bool):
             raise ValueError(f"strict must be true or false, got {self.strict!r}")
 
 
+KV_CACHE_DTYPES = ("auto", "int8", "fp8")
 MOST = 2**31 - 1  # counts travel as int32
 
 _LOWEST = {

@@ -9,7 +9,7 @@ import numpy as np
 from flax import nnx
 
 from paxserve.device.buckets import Bucket, Buckets
-from paxserve.device.kv_blocks import allocate
+from paxserve.device.kv_blocks import Kernel, Kv, KvLayout
 from paxserve.device.llama import Llama
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
@@ -46,19 +46,13 @@ def device_logits(
         max_model_len=num_tokens,
     )
     graph, state = nnx.split(model)
-    kv = allocate(
-        config,
-        num_blocks=limits.num_blocks,
-        block_size=block_size,
-        backend=backend,
-        dtype=str(parameters["embed"].dtype),
-        fill=float("nan"),
-    )
+    layout = KvLayout(config, block_size, backend, jnp.dtype(parameters["embed"].dtype))
+    kv = layout.allocate(limits.num_blocks, fill=float("nan"))
 
     @jax.jit
-    def step(state: nnx.State, kv: tuple[jax.Array, ...], arrays: Any) -> Any:
+    def step(state: nnx.State, kv: Kv, arrays: Any) -> Any:
         merged = nnx.merge(graph, state)
-        hidden, kv = merged.hidden(arrays.token_ids, kv, arrays, backend=backend)
+        hidden, kv = merged.hidden(arrays.token_ids, kv, arrays, kernel=Kernel(backend))
         return merged.logits(hidden), kv
 
     found = []

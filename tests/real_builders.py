@@ -185,4 +185,4 @@ def poison(real: Real, block_ids: Sequence[int]) -> None:
     """NaN in these blocks, in all layers."""
     ids = np.array(block_ids)
     kv_blocks = tuple(kv.at[ids].set(NAN) for kv in real.kv_blocks)
-    real._state = real._state._replace(kv_blocks=kv_blocks)
+    real._set_kv(kv_blocks)

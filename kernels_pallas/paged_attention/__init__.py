@@ -41,7 +41,8 @@ def choose_backend(platform: str) -> str:
 
 
 def backend_module(backend: str) -> ModuleType:
-    """The module behind a backend name: it exports `paged_attention`, `kv_shape`, `kv_dims`.
+    """The module behind a backend name: it exports `paged_attention`, and the layout it reads
+    through the names of `layout.py`.
 
     Raises:
         NotImplementedError: a planned backend that does not exist yet.
@@ -68,6 +69,7 @@ def paged_attention(
     sliding_window: int | None = None,
     kv_scales: jax.Array | None = None,
     backend: str,
+    device_kind: str | None = None,
 ) -> jax.Array:
     """Attention of each row's queries over the row's own context, found through its blocks.
 
@@ -76,9 +78,9 @@ def paged_attention(
     Args:
         q: [T, N, H] float32 or bfloat16, rotary applied. Row r owns tokens
             cu_q_lens[r] : cu_q_lens[r + 1]. Query head n reads kv head n // (N / K).
-        kv_blocks: one layer's K and V, `kv_shape(P, S, K, H)` of the backend, dtype of q. Read
-            only. Block 0 is the null block; it and every slot outside the contexts may hold
-            anything, NaN included.
+        kv_blocks: one layer's K and V, `kv_shape(P, S, K, H)` of the backend; dtype of q, or a
+            quantised one (`kernels_pallas.quantised`) with `kv_scales`. Read only. Block 0 is the
+            null block; it and every slot outside the contexts may hold anything, NaN included.
         block_table: [R, M] int32. Position p of row r lies in block block_table[r, p // S] at
             offset p % S. Entries past the context are padding (0).
         context_lens: [R] int32, tokens with valid KV, this step's included, >= q_len. M may be far
@@ -88,8 +90,13 @@ def paged_attention(
             (cu_q_lens repeats its last value, context 0, table 0).
         scale: factor on the scores, usually H ** -0.5.
         sliding_window: None, or w >= 1: a query at position p sees only positions > p - w.
-        kv_scales: scales of a quantised cache. No backend takes them yet.
+        kv_scales: float32, `kv_scales_shape(P, S, K)` of the backend: one factor per token, kv
+            head, and K or V, beside the block it belongs to. Given exactly when kv_blocks are
+            quantised. Outside the contexts they may hold anything too.
         backend: one of `BACKENDS`.
+        device_kind: JAX's name of the device the call is compiled for; chooses tuned tiles. None:
+            those that suit any device of the platform. Never looked up here, so that a call
+            compiles the same whatever device is present.
     Returns:
         [T, N, H] in q's dtype; zeros for padding tokens (t >= cu_q_lens[num_rows]). Softmax and
         accumulation are float32.
@@ -104,10 +111,10 @@ def paged_attention(
     module = backend_module(backend)
     validate(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
-        sliding_window=sliding_window, kv_dims=module.kv_dims,
+        sliding_window=sliding_window, kv_scales=kv_scales, layout=module,
     )  # fmt: skip
     out: jax.Array = module.paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
-        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales,
+        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, device_kind=device_kind,
     )  # fmt: skip
     return out

@@ -7,9 +7,26 @@ and time grow with T * M * S, so it is for tests and tiny models. Must not know:
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.paged_attention.layout import kv_dims, kv_shape
+from kernels_pallas.paged_attention.layout import (
+    kv_dims,
+    kv_scales_shape,
+    kv_shape,
+    lay_kv,
+    lay_scales,
+    plain_kv,
+    plain_scales,
+)
 
-__all__ = ["kv_dims", "kv_shape", "paged_attention"]
+__all__ = [
+    "kv_dims",
+    "kv_scales_shape",
+    "kv_shape",
+    "lay_kv",
+    "lay_scales",
+    "paged_attention",
+    "plain_kv",
+    "plain_scales",
+]
 
 
 def paged_attention(
@@ -23,10 +40,10 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     kv_scales: jax.Array | None = None,
+    device_kind: str | None = None,
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`."""
-    if kv_scales is not None:
-        raise NotImplementedError("reference: a quantised KV cache (kv_scales) is not supported")
+    del device_kind
     num_kv_heads = kv_dims(kv_blocks.shape).num_kv_heads
     num_tokens, num_heads, head_dim = q.shape
 
@@ -35,6 +52,8 @@ def paged_attention(
         row = jnp.minimum(jnp.sum(cu_q_lens[1:] <= token), cu_q_lens.shape[0] - 2)
         own = context_lens[row] - cu_q_lens[row + 1] + token
         blocks = kv_blocks[block_table[row]].astype(jnp.float32)  # [M, 2, K, S, H]
+        if kv_scales is not None:
+            blocks = blocks * kv_scales[block_table[row]][..., None]
         k, v = blocks.transpose(1, 0, 3, 2, 4).reshape(2, -1, num_kv_heads, head_dim)
         position = jnp.arange(k.shape[0])
         visible = (position <= own) & (token < cu_q_lens[num_rows])

@@ -5,7 +5,7 @@
 wrong block id is clamped silently. Errors print names and values. Must not know: any backend.
 """
 
-from collections.abc import Callable
+from typing import Protocol
 
 import jax
 import jax.numpy as jnp
@@ -13,8 +13,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from kernels_pallas.paged_attention.layout import KvDims
+from kernels_pallas.quantised import QUANTISED_DTYPES
 
 SUPPORTED_DTYPES = (jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16))
+
+
+class Layout(Protocol):
+    """The part of a backend module that says how its cache lies."""
+
+    def kv_dims(self, shape: tuple[int, ...]) -> KvDims:
+        """The counts behind the shape of one layer's KV array."""
+
+    def kv_scales_shape(
+        self, num_blocks: int, block_size: int, num_kv_heads: int
+    ) -> tuple[int, ...]:
+        """Shape of one layer's scales."""
 
 
 def _require(holds: bool, rule: str, **values: object) -> None:
@@ -32,15 +45,16 @@ def validate(
     *,
     scale: float,
     sliding_window: int | None,
-    kv_dims: Callable[[tuple[int, ...]], KvDims],
+    kv_scales: jax.Array | None,
+    layout: Layout,
 ) -> None:
-    """Static checks of `paged_attention`'s arguments; `kv_dims` is the backend's.
+    """Static checks of `paged_attention`'s arguments; `layout` is the backend's.
 
     Raises:
         ValueError: with the rule broken and the shapes or dtypes that break it.
     """
     _require(q.ndim == 3, "q must be [T, N, H]", q=q.shape)
-    dims = kv_dims(kv_blocks.shape)
+    dims = layout.kv_dims(kv_blocks.shape)
     _, num_heads, head_dim = q.shape
     _require(
         head_dim == dims.head_dim, "q and kv_blocks must agree on H", q=q.shape, kv=kv_blocks.shape
@@ -52,12 +66,8 @@ def validate(
         num_heads=num_heads,
         num_kv_heads=dims.num_kv_heads,
     )
-    _require(
-        q.dtype in SUPPORTED_DTYPES and kv_blocks.dtype == q.dtype,
-        "q and kv_blocks must both be float32 or both bfloat16",
-        q=q.dtype,
-        kv_blocks=kv_blocks.dtype,
-    )
+    _require(q.dtype in SUPPORTED_DTYPES, "q must be float32 or bfloat16", q=q.dtype)
+    check_kv_dtype(q.dtype, kv_blocks, kv_scales, layout=layout)
     _require(block_table.ndim == 2, "block_table must be [R, M]", block_table=block_table.shape)
     max_rows = block_table.shape[0]
     _require(
@@ -89,6 +99,38 @@ def validate(
         sliding_window=sliding_window,
     )
     _require(bool(np.isfinite(scale)), "scale must be finite", scale=scale)
+
+
+def check_kv_dtype(
+    dtype: jnp.dtype, kv_blocks: jax.Array, kv_scales: jax.Array | None, *, layout: Layout
+) -> None:
+    """The cache has the dtype of what is read or written with it, or a quantised one with scales.
+
+    Raises:
+        ValueError: another dtype, scales without need, none where needed, or of another shape.
+    """
+    if kv_scales is None:
+        _require(
+            kv_blocks.dtype == dtype,
+            "kv_blocks must have the dtype of q, k and v, or be quantised and come with kv_scales",
+            dtype=dtype,
+            kv_blocks=kv_blocks.dtype,
+        )
+        return
+    num_blocks, block_size, num_kv_heads, _ = layout.kv_dims(kv_blocks.shape)
+    _require(
+        kv_blocks.dtype in QUANTISED_DTYPES,
+        f"kv_scales belong to kv_blocks of {[d.name for d in QUANTISED_DTYPES]}",
+        kv_blocks=kv_blocks.dtype,
+    )
+    expected = layout.kv_scales_shape(num_blocks, block_size, num_kv_heads)
+    _require(
+        kv_scales.shape == expected and kv_scales.dtype == jnp.float32,
+        f"kv_scales must be float32 of shape {expected} for these kv_blocks",
+        kv_scales=kv_scales.shape,
+        dtype=kv_scales.dtype,
+        kv_blocks=kv_blocks.shape,
+    )
 
 
 def check_batch(

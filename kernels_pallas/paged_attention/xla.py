@@ -21,9 +21,27 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels_pallas.paged_attention.layout import KvDims, kv_dims, kv_shape
+from kernels_pallas.paged_attention.layout import (
+    KvDims,
+    kv_dims,
+    kv_scales_shape,
+    kv_shape,
+    lay_kv,
+    lay_scales,
+    plain_kv,
+    plain_scales,
+)
 
-__all__ = ["kv_dims", "kv_shape", "paged_attention"]
+__all__ = [
+    "kv_dims",
+    "kv_scales_shape",
+    "kv_shape",
+    "lay_kv",
+    "lay_scales",
+    "paged_attention",
+    "plain_kv",
+    "plain_scales",
+]
 
 # Sizes chosen by measurement on two CPU cores; see experiments/LOG.md.
 ITEM_TOKENS = 64  # single pass: context tokens of one item (one block where blocks are larger)
@@ -79,8 +97,10 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     kv_scales: jax.Array | None = None,
+    device_kind: str | None = None,
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`."""
+    del device_kind
     if kv_scales is not None:
         raise NotImplementedError("xla: a quantised KV cache (kv_scales) is not supported")
     batch = Batch(kv_blocks, block_table, context_lens, cu_q_lens, sliding_window)

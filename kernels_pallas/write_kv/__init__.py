@@ -2,8 +2,8 @@
 
 Owns: the signature and its static validation. In: one layer's KV array, the step's K and V, one
 slot per token. Out: the array with those slots replaced. Must not know: requests, block tables (a
-slot already says block and offset), the layout of the array (the backend shares the attention
-backend's).
+slot already says block and offset), the layout of the array (the attention backend's of the same
+name).
 """
 
 from types import ModuleType
@@ -11,7 +11,8 @@ from types import ModuleType
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.paged_attention.layout import kv_dims
+from kernels_pallas.paged_attention import backend_module as attention_module
+from kernels_pallas.paged_attention.validation import SUPPORTED_DTYPES, check_kv_dtype
 from kernels_pallas.write_kv import reference, xla
 
 __all__ = ["BACKENDS", "backend_module", "write_kv"]
@@ -36,34 +37,60 @@ def backend_module(backend: str) -> ModuleType:
 
 
 def write_kv(
-    kv_blocks: jax.Array, k: jax.Array, v: jax.Array, slots: jax.Array, *, backend: str
-) -> jax.Array:
-    """Put each token's key and value into its slot.
+    kv_blocks: jax.Array,
+    k: jax.Array,
+    v: jax.Array,
+    slots: jax.Array,
+    *,
+    rotation: tuple[jax.Array, jax.Array] | None = None,
+    kv_scales: jax.Array | None = None,
+    backend: str,
+    device_kind: str | None = None,
+) -> tuple[jax.Array, jax.Array | None]:
+    """Put each token's key and value into its slot: rotated first and quantised last, where asked.
 
     Args:
         kv_blocks: one layer's KV array, `kv_shape(P, S, K, H)` of the attention backend.
-        k: [T, K, H] keys of the step, rotary applied, dtype of kv_blocks.
-        v: [T, K, H] values of the step.
+        k: [T, K, H] keys of the step, dtype of kv_blocks, or float32 or bfloat16 where those are
+            quantised.
+        v: [T, K, H] values of the step, likewise.
         slots: [T] int32, block_id * S + offset. A slot >= P * S is dropped: that is padding. No
-            two real tokens may share a slot (the result would be either one).
+            two real tokens may share a slot (the result would be either one). T may be 0.
+        rotation: cos and sin [T, H/2] float32 by which keys are still to be rotated
+            (`kernels_pallas.rotary`); None: they are already.
+        kv_scales: float32, `kv_scales_shape(P, S, K)`, exactly when kv_blocks are quantised
+            (`kernels_pallas.quantised`).
         backend: one of `BACKENDS`, the same name as the attention backend.
+        device_kind: see `paged_attention`.
     Returns:
-        The array with the slots replaced, every other slot untouched.
+        kv_blocks and kv_scales with the slots replaced, every other slot untouched.
     Raises:
         ValueError: shapes or dtypes disagree, or an unknown backend.
+        NotImplementedError: the backend cannot run this case.
     Donates: nothing itself; where the caller's jit donates kv_blocks the write is in place.
     """
-    dims = kv_dims(kv_blocks.shape)
+    module, layout = backend_module(backend), attention_module(backend)
+    dims = layout.kv_dims(kv_blocks.shape)
     expected = (k.shape[0], dims.num_kv_heads, dims.head_dim)
     if k.shape != expected or v.shape != expected or slots.shape != k.shape[:1]:
         raise ValueError(
             f"k and v must be [T, K, H] and slots [T] for kv_blocks={kv_blocks.shape}; got "
             f"k={k.shape}, v={v.shape}, slots={slots.shape}"
         )
-    if not k.dtype == v.dtype == kv_blocks.dtype or slots.dtype != jnp.int32:
+    if k.dtype != v.dtype or k.dtype not in SUPPORTED_DTYPES or slots.dtype != jnp.int32:
         raise ValueError(
-            "k and v must have the dtype of kv_blocks and slots int32; got "
-            f"k={k.dtype}, v={v.dtype}, kv_blocks={kv_blocks.dtype}, slots={slots.dtype}"
+            "k and v must both be float32 or bfloat16 and slots int32; got "
+            f"k={k.dtype}, v={v.dtype}, slots={slots.dtype}"
         )
-    out: jax.Array = backend_module(backend).write_kv(kv_blocks, k, v, slots)
+    check_kv_dtype(k.dtype, kv_blocks, kv_scales, layout=layout)
+    phases = (k.shape[0], dims.head_dim // 2)
+    for name, array in zip(("cos", "sin"), rotation or (), strict=False):
+        if dims.head_dim % 2 or array.shape != phases or array.dtype != jnp.float32:
+            raise ValueError(
+                f"rotation must be cos and sin, float32 of shape {phases} with an even H; got "
+                f"{name}={array.shape}, dtype={array.dtype}, H={dims.head_dim}"
+            )
+    out: tuple[jax.Array, jax.Array | None] = module.write_kv(
+        kv_blocks, k, v, slots, rotation=rotation, kv_scales=kv_scales, device_kind=device_kind
+    )
     return out

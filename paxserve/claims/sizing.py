@@ -70,9 +70,10 @@ def sizing(scale: Scale) -> Iterator[Claim]:
 
 
 def _bytes_per_block(config: ModelConfig) -> int:
-    from paxserve.device.kv_blocks import bytes_per_block  # imports jax
+    from paxserve.device.kv_blocks import KvLayout, kv_dtype  # imports jax
 
-    return bytes_per_block(config, block_size=_BLOCK_SIZE, backend="xla", dtype="bfloat16")
+    layout = KvLayout(config, _BLOCK_SIZE, "xla", kv_dtype("auto", activations="bfloat16"))
+    return layout.bytes_per_block
 
 
 def _num_at_once(config: ModelConfig) -> int:

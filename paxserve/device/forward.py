@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from paxserve.arrays import StepArrays
 from paxserve.device.buckets import Bucket
+from paxserve.device.kv_blocks import Kernel, Kv
 from paxserve.device.llama import Llama
 from paxserve.device.sampling import greedy, sample, top_logprobs
 from paxserve.pack import Variant
@@ -42,7 +43,7 @@ class StepShape(NamedTuple):
 class DeviceState(NamedTuple):
     """What stays on the device between steps: KV per layer, and each row's last sampled token."""
 
-    kv_blocks: tuple[Array, ...]
+    kv: Kv
     last_sampled: Int[Array, "max_num_seqs"]
 
 
@@ -65,7 +66,7 @@ class StepOutputs(NamedTuple):
 type Weights = nnx.State[Any, Any]
 
 
-def make_forward(graph: nnx.GraphDef[Llama], *, backend: str) -> jax.stages.Wrapped:
+def make_forward(graph: nnx.GraphDef[Llama], *, kernel: Kernel) -> jax.stages.Wrapped:
     """The step function `(parameters, state, arrays, variant) -> (state, outputs)`.
 
     Donates: state.
@@ -77,13 +78,13 @@ def make_forward(graph: nnx.GraphDef[Llama], *, backend: str) -> jax.stages.Wrap
         model = nnx.merge(graph, parameters)
         fed_back = state.last_sampled[arrays.row_ids[arrays.token_rows]]
         token_ids = jnp.where(arrays.token_ids < 0, fed_back, arrays.token_ids)
-        hidden, kv_blocks = model.hidden(token_ids, state.kv_blocks, arrays, backend=backend)
+        hidden, kv = model.hidden(token_ids, state.kv, arrays, kernel=kernel)
         logits = model.logits(hidden[arrays.last_tokens])
         tokens = greedy(logits) if arrays.sampling is None else sample(logits, arrays.sampling)
         logprobs = None
         if variant is Variant.LOGPROBS:
             logprobs = Logprobs(*top_logprobs(logits, tokens, MAX_LOGPROBS))
         last_sampled = state.last_sampled.at[arrays.sampled_row_ids].set(tokens, mode="drop")
-        return DeviceState(kv_blocks, last_sampled), StepOutputs(tokens, logprobs)
+        return DeviceState(kv, last_sampled), StepOutputs(tokens, logprobs)
 
     return jax.jit(forward, static_argnames="variant", donate_argnames="state")

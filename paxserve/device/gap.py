@@ -14,7 +14,7 @@ from flax import nnx
 from paxserve.arrays import StepArrays
 from paxserve.device.buckets import Exact
 from paxserve.device.forward import Weights
-from paxserve.device.kv_blocks import allocate
+from paxserve.device.kv_blocks import Kernel, Kv, KvLayout
 from paxserve.device.llama import Llama
 from paxserve.device.sampling import perturbed_logits
 from paxserve.limits import Limits
@@ -32,9 +32,9 @@ class GapMeter:
         self, config: ModelConfig, parameters: dict[str, np.ndarray], *, backend: str
     ) -> None:
         self._config = config
-        self._dtype = str(parameters["embed"].dtype)
+        self._dtype = jnp.dtype(parameters["embed"].dtype)
         self._parameters = {name: jnp.asarray(array) for name, array in parameters.items()}
-        self._backend = backend
+        self._kernel = Kernel(backend)
 
     def gap(
         self, token_ids: tuple[int, ...], *, num_prompt_tokens: int, sampling: RowSampling
@@ -44,16 +44,11 @@ class GapMeter:
         """
         length = -(-len(token_ids) // _BLOCK_SIZE) * _BLOCK_SIZE
         model = Llama(self._config, self._parameters, max_model_len=length)
-        kv_blocks = allocate(
-            self._config,
-            num_blocks=1 + length // _BLOCK_SIZE,
-            block_size=_BLOCK_SIZE,
-            backend=self._backend,
-            dtype=self._dtype,
-        )
+        layout = KvLayout(self._config, _BLOCK_SIZE, self._kernel.backend, self._dtype)
+        kv = layout.allocate(1 + length // _BLOCK_SIZE)
         arrays = _arrays(token_ids, length, num_prompt_tokens, sampling)
         graph, state = nnx.split(model)
-        logits = jax.jit(partial(_logits, graph, backend=self._backend))(state, kv_blocks, arrays)
+        logits = jax.jit(partial(_logits, graph, kernel=self._kernel))(state, kv, arrays)
         if arrays.sampling is not None:
             logits = perturbed_logits(logits, arrays.sampling)
         best, second = np.sort(np.asarray(logits[0], np.float64))[:-3:-1]
@@ -63,13 +58,13 @@ class GapMeter:
 def _logits(
     graph: nnx.GraphDef[Llama],
     state: Weights,
-    kv_blocks: tuple[jax.Array, ...],
+    kv: Kv,
     arrays: StepArrays,
     *,
-    backend: str,
+    kernel: Kernel,
 ) -> jax.Array:
     model = nnx.merge(graph, state)
-    hidden, _ = model.hidden(arrays.token_ids, kv_blocks, arrays, backend=backend)
+    hidden, _ = model.hidden(arrays.token_ids, kv, arrays, kernel=kernel)
     return model.logits(hidden[arrays.last_tokens])
 
 

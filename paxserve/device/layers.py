@@ -15,11 +15,14 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from kernels_pallas.paged_attention import paged_attention
+from kernels_pallas.rotary import rotate
 from kernels_pallas.write_kv import write_kv
 from paxserve.arrays import StepArrays
+from paxserve.device.kv_blocks import Kernel, LayerKv
 from paxserve.models.config import ModelConfig, RopeConfig
 
 type Parameters = dict[str, Array]
+type Rotation = tuple[Float[Array, "T h"], Float[Array, "T h"]]  # cos and sin of each token
 
 
 class Linear(nnx.Module):
@@ -81,21 +84,22 @@ class Attention(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "T D"],
-        kv_blocks: Array,
-        rotation: tuple[Float[Array, "T 1 h"], Float[Array, "T 1 h"]],
+        kv: LayerKv,
+        rotation: Rotation,
         arrays: StepArrays,
-        backend: str,
-    ) -> tuple[Float[Array, "T D"], Array]:
+        kernel: Kernel,
+    ) -> tuple[Float[Array, "T D"], LayerKv]:
         """Write this step's K and V, then read the whole context; returns the new KV as well."""
         num_tokens = x.shape[0]
         q = rotate(self.q(x).reshape(num_tokens, -1, self.head_dim), *rotation)
-        k = rotate(self.k(x).reshape(num_tokens, -1, self.head_dim), *rotation)
+        k = self.k(x).reshape(num_tokens, -1, self.head_dim)
         v = self.v(x).reshape(num_tokens, -1, self.head_dim)
-        attended, kv_blocks = _write_and_attend(
+        attended, kv = _write_and_attend(
             q,
             k,
             v,
-            kv_blocks,
+            rotation,
+            kv,
             arrays.slots,
             arrays.block_table,
             arrays.context_lens,
@@ -103,44 +107,47 @@ class Attention(nnx.Module):
             arrays.num_rows,
             scale=self.head_dim**-0.5,
             sliding_window=self.window,
-            backend=backend,
+            kernel=kernel,
         )
-        return self.o(attended.reshape(num_tokens, -1)), kv_blocks
+        return self.o(attended.reshape(num_tokens, -1)), kv
 
 
-@partial(jax.jit, static_argnames=("scale", "sliding_window", "backend"))
+@partial(jax.jit, static_argnames=("scale", "sliding_window", "kernel"))
 def _write_and_attend(
     q: Float[Array, "T N H"],
     k: Float[Array, "T K H"],
     v: Float[Array, "T K H"],
-    kv_blocks: Array,
+    rotation: Rotation,
+    kv: LayerKv,
     slots: Int[Array, "T"],
     *table: Array,
     scale: float,
     sliding_window: int | None,
-    backend: str,
-) -> tuple[Float[Array, "T N H"], Array]:
+    kernel: Kernel,
+) -> tuple[Float[Array, "T N H"], LayerKv]:
     """The kernels of one layer, jitted by themselves to be traced once for all layers."""
-    dtype = kv_blocks.dtype
-    kv_blocks = write_kv(kv_blocks, k.astype(dtype), v.astype(dtype), slots, backend=backend)
+    backend, device_kind = kernel
+    kv_blocks, kv_scales = write_kv(
+        kv.blocks,
+        k,
+        v,
+        slots,
+        rotation=rotation,
+        kv_scales=kv.scales,
+        backend=backend,
+        device_kind=device_kind,
+    )
     attended = paged_attention(
         q,
         kv_blocks,
         *table,
         scale=scale,
         sliding_window=sliding_window,
+        kv_scales=kv_scales,
         backend=backend,
+        device_kind=device_kind,
     )
-    return attended, kv_blocks
-
-
-def rotate(
-    x: Float[Array, "T N H"], cos: Float[Array, "T 1 h"], sin: Float[Array, "T 1 h"]
-) -> Float[Array, "T N H"]:
-    """Rotate the pairs (i, i + H/2) of each head. Source: RoFormer, in Llama's half-split order."""
-    first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    rotated = [first * cos - second * sin, second * cos + first * sin]
-    return jnp.concatenate(rotated, axis=-1).astype(x.dtype)
+    return attended, LayerKv(kv_blocks, kv_scales)
 
 
 def inverse_frequencies(rope: RopeConfig, head_dim: int) -> Float[np.ndarray, "h"]:
@@ -176,7 +183,7 @@ def rotation_table(
 
 def gather_rotation(
     table: tuple[Float[Array, "X h"], Float[Array, "X h"]], positions: Int[Array, "T"]
-) -> tuple[Float[Array, "T 1 h"], Float[Array, "T 1 h"]]:
-    """The rows of the table for this step's tokens, ready to broadcast over heads."""
+) -> Rotation:
+    """The rows of the table for this step's tokens."""
     cos, sin = table
-    return cos[positions][:, None, :], sin[positions][:, None, :]
+    return cos[positions], sin[positions]

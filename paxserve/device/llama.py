@@ -1,7 +1,7 @@
 """Llama as a Flax NNX module: token ids and paged KV in, final hidden states and new KV out.
 
 Owns: the order of layers, and the way from parameters by name to modules. In: the arrays of one
-step, one KV array per layer. Out: the same, one step further. Must not know: sampling, jit.
+step, the KV of each layer. Out: the same, one step further. Must not know: sampling, jit.
 
 Layers are unrolled, not scanned: on CPU a scan over stacked weights copies every weight every step.
 """
@@ -11,6 +11,7 @@ from jax import numpy as jnp
 from jaxtyping import Array, Float
 
 from paxserve.arrays import StepArrays
+from paxserve.device.kv_blocks import Kernel, Kv
 from paxserve.device.layers import (
     Attention,
     Mlp,
@@ -54,17 +55,18 @@ class Llama(nnx.Module):
         self.cos, self.sin = nnx.Param(jnp.asarray(cos)), nnx.Param(jnp.asarray(sin))
 
     def hidden(
-        self, token_ids: Array, kv_blocks: tuple[Array, ...], arrays: StepArrays, *, backend: str
-    ) -> tuple[Float[Array, "T D"], tuple[Array, ...]]:
+        self, token_ids: Array, kv: Kv, arrays: StepArrays, *, kernel: Kernel
+    ) -> tuple[Float[Array, "T D"], Kv]:
         """Run all layers; `token_ids` [T] are resolved (none is -1)."""
         x = self.embed[...][token_ids]
         rotation = gather_rotation((self.cos[...], self.sin[...]), arrays.positions)
         new_kv = []
-        for layer, kv in zip(self.layers, kv_blocks, strict=True):
-            attended, kv = layer.attention(layer.attention_norm(x), kv, rotation, arrays, backend)
+        for layer, layer_kv in zip(self.layers, kv, strict=True):
+            normed = layer.attention_norm(x)
+            attended, layer_kv = layer.attention(normed, layer_kv, rotation, arrays, kernel)
             x = x + attended
             x = x + layer.mlp(layer.mlp_norm(x))
-            new_kv.append(kv)
+            new_kv.append(layer_kv)
         return x, tuple(new_kv)
 
     def logits(self, hidden: Float[Array, "R D"]) -> Float[Array, "R V"]:

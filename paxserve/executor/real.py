@@ -26,7 +26,7 @@ from paxserve.device.forward import (
     StepShape,
     make_forward,
 )
-from paxserve.device.kv_blocks import allocate
+from paxserve.device.kv_blocks import Kernel, KvLayout, kv_dtype
 from paxserve.device.llama import Llama
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
@@ -54,6 +54,7 @@ class Real:
         limits, buckets: sizes of the host's accounting, and the shapes to pad to.
         num_device_blocks: blocks in the device's pool, at least `limits.num_blocks`.
         backend: a name of `kernels_pallas.paged_attention.BACKENDS`.
+        kv_cache_dtype: auto (that of the activations), int8 or fp8.
         strict: after `warm_up`, a step that would compile is an error instead of a stall.
         fill: what unwritten KV holds; tests put NaN there.
         num_host_blocks: blocks that swaps may use on the host, numbered from 0.
@@ -69,6 +70,7 @@ class Real:
         buckets: Buckets,
         num_device_blocks: int | None = None,
         backend: str = "xla",
+        kv_cache_dtype: str = "auto",
         strict: bool = False,
         fill: float = 0.0,
         num_host_blocks: int = 0,
@@ -79,23 +81,23 @@ class Real:
             raise ValueError(
                 f"num_device_blocks={num_blocks} is below the host's num_blocks={limits.num_blocks}"
             )
-        dtype = str(parameters["embed"].dtype)
+        layout = KvLayout(
+            config,
+            limits.block_size,
+            backend,
+            kv_dtype(kv_cache_dtype, activations=str(parameters["embed"].dtype)),
+        )
         model = Llama(
             config,
             {name: jnp.asarray(array) for name, array in parameters.items()},
             max_model_len=limits.max_model_len,
         )
         graph, self._parameters = nnx.split(model)
-        self._forward = make_forward(graph, backend=backend)
+        self._forward = make_forward(
+            graph, kernel=Kernel(backend, device_kind=jax.devices()[0].device_kind)
+        )
         self._new_state = lambda: DeviceState(
-            kv_blocks=allocate(
-                config,
-                num_blocks=num_blocks,
-                block_size=limits.block_size,
-                backend=backend,
-                dtype=dtype,
-                fill=fill,
-            ),
+            kv=layout.allocate(num_blocks, fill=fill),
             last_sampled=jnp.zeros(limits.max_num_seqs, jnp.int32),
         )
         self._state = self._new_state()
@@ -110,7 +112,7 @@ class Real:
         self._num_logprobs = [-1] * limits.max_num_seqs
         self._executables = Executables(strict=strict)
         self._moves = BlockMoves(
-            kv_blocks=self._state.kv_blocks,
+            kv_blocks=self.kv_blocks,
             num_host_blocks=num_host_blocks,
             copies=copies,
             executables=self._executables,
@@ -119,8 +121,10 @@ class Real:
 
     @property
     def kv_blocks(self) -> tuple[jax.Array, ...]:
-        """The KV arrays as they are now; the next step takes these buffers over."""
-        return self._state.kv_blocks
+        """The KV arrays as they are now, layer by layer, a quantised layer's scales after its
+        blocks; the next step takes these buffers over.
+        """
+        return tuple(jax.tree.leaves(self._state.kv))
 
     @property
     def executables(self) -> dict[Any, jax.stages.Compiled]:
@@ -213,7 +217,8 @@ class Real:
             self._state = self._new_state()
 
     def _set_kv(self, kv_blocks: tuple[jax.Array, ...]) -> None:
-        self._state = self._state._replace(kv_blocks=kv_blocks)
+        structure = jax.tree.structure(self._state.kv)
+        self._state = self._state._replace(kv=jax.tree.unflatten(structure, kv_blocks))
 
     def _run(self, packed: PackedStep) -> StepOutputs:
         """Start the program for these arrays."""

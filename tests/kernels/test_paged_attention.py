@@ -4,8 +4,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_problem import Problem, jitted_attention, make_problem
 
+from kernels_pallas import problems
 from kernels_pallas.paged_attention import (
     BACKENDS,
     backend_module,
@@ -13,25 +13,21 @@ from kernels_pallas.paged_attention import (
     paged_attention,
     xla,
 )
-from kernels_pallas.shapes import SHAPES
+from kernels_pallas.problems import Problem
+from kernels_pallas.tolerances import tolerance
 
 F32, BF16 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
-# Outputs are averages of standard normals: absolute and relative error, per dtype.
-TOLERANCE = {F32: 2e-6, BF16: 1e-2}
 
 pytestmark = pytest.mark.parametrize("backend", BACKENDS)
 
 
-def check(
-    problem: Problem, backend: str, *, dtype: jnp.dtype = F32, sliding_window: int | None = None
-) -> None:
-    got = problem.run(backend, dtype, sliding_window)
-    expected = problem.expected(dtype, sliding_window)
-    tolerance = TOLERANCE[dtype]
-    np.testing.assert_allclose(got, expected, rtol=tolerance, atol=tolerance)
-    padding = got[problem.cu_q_lens[-1] :]
-    assert padding.shape[0] == len(problem.q) - problem.cu_q_lens[-1]
-    assert np.all(padding == 0.0), "padding tokens must be zeros"
+def make_problem(*args: object, **sizes: object) -> Problem:
+    """Small blocks and heads, unless said otherwise."""
+    return problems.make_problem(*args, **{"block_size": 4, "head_dim": 8, **sizes})
+
+
+def check(problem: Problem, backend: str) -> None:
+    assert problem.error(backend) <= tolerance(problem.dtype)
 
 
 @pytest.mark.parametrize("block_size", [1, 3, 16])
@@ -50,8 +46,13 @@ def test_every_q_len_against_every_context(backend: str, block_size: int) -> Non
 def test_mixed_batch(
     backend: str, block_size: int, sliding_window: int | None, dtype: jnp.dtype
 ) -> None:
-    problem = make_problem((1, 9, 1, 70, 2), (1, 9, 300, 75, 40), block_size=block_size)
-    check(problem, backend, dtype=dtype, sliding_window=sliding_window)
+    check(
+        make_problem(
+            (1, 9, 1, 70, 2), (1, 9, 300, 75, 40), block_size=block_size, dtype=dtype,
+            sliding_window=sliding_window,
+        ),
+        backend,
+    )  # fmt: skip
 
 
 @pytest.mark.parametrize("num_kv_heads", [1, 2, 6], ids=["mqa", "gqa", "mha"])
@@ -63,19 +64,19 @@ def test_head_groups(backend: str, num_kv_heads: int) -> None:
 def test_prompt_longer_than_tiles(backend: str) -> None:
     """Several query tiles, several context iterations, a last tile moved back to fit."""
     tile, context = xla.TILE_QUERIES, xla.TILE_TOKENS
-    problem = make_problem(
-        (2 * tile + 3, context + 5), (context + tile, 2 * context + 7), padding_tokens=0
-    )
-    check(problem, backend)
-    check(problem, backend, sliding_window=tile + 5)
+    q_lens, context_lens = (2 * tile + 3, context + 5), (context + tile, 2 * context + 7)
+    for window in (None, tile + 5):
+        problem = make_problem(q_lens, context_lens, padding_tokens=0, sliding_window=window)
+        check(problem, backend)
 
 
 def test_more_items_than_one_iteration_takes(backend: str) -> None:
     """One long row among many short ones: its parts meet in one iteration and across several."""
     long = (xla.MAX_ITEMS + 5) * xla.ITEM_TOKENS + 7
-    problem = make_problem((1,) * 12, (5, 17, long, *range(1, 10)), block_size=16)
-    check(problem, backend)
-    check(problem, backend, sliding_window=100)
+    context_lens = (5, 17, long, *range(1, 10))
+    for window in (None, 100):
+        problem = make_problem((1,) * 12, context_lens, block_size=16, sliding_window=window)
+        check(problem, backend)
 
 
 def test_block_larger_than_an_item(backend: str) -> None:
@@ -113,12 +114,12 @@ def test_block_permutation_changes_no_bit(backend: str) -> None:
     problem = make_problem((1, 7, 1), (30, 9, 65))
     permutation = np.random.default_rng(1).permutation(np.arange(1, problem.num_blocks))
     moved = np.concatenate([[0], permutation]).astype(np.int32)  # old block id -> new
-    kv = problem.kv_blocks(backend, F32)
+    kv = problem.kv_blocks(backend)
     moved_kv = jnp.zeros_like(kv).at[jnp.asarray(moved)].set(kv)
 
     def run(kv_blocks: jax.Array, table: np.ndarray) -> np.ndarray:
         return np.asarray(
-            jitted_attention(
+            jax.jit(paged_attention, static_argnames=("scale", "backend"))(
                 jnp.asarray(problem.q), kv_blocks, jnp.asarray(table),
                 jnp.asarray(problem.context_lens), jnp.asarray(problem.cu_q_lens),
                 jnp.int32(problem.num_rows), scale=0.5, backend=backend,
@@ -135,9 +136,9 @@ def test_nan_stays_in_its_row(backend: str, spoiled: int) -> None:
     """One request whose values overflowed must not spoil the batch."""
     q_lens, context_lens = (1, 5, 1, 1, 4), (9, 12, 80, 3, 6)
     problem = make_problem(q_lens, context_lens)
-    clean = problem.run(backend, F32)
-    problem.dense[spoiled][1, 0, 0, 0] = np.nan  # value of the first token, kv head 0, dim 0
-    got = problem.run(backend, F32)
+    clean = problem.run(backend)
+    problem.stored[spoiled][1, 0, 0, 0] = np.nan  # value of the first token, kv head 0, dim 0
+    got = problem.run(backend)
     first, last = problem.cu_q_lens[spoiled : spoiled + 2]
     assert np.isnan(got[first:last, 0, 0]).all(), "a NaN in the context must be seen"
     others = np.ones(len(got), bool)
@@ -163,38 +164,15 @@ def test_one_compile_serves_all_contexts(backend: str) -> None:
         return paged_attention(*args, scale=problems[0].scale, backend=backend)
 
     for problem in problems:
-        kv = problem.kv_blocks(backend, F32)
+        kv = problem.kv_blocks(backend)
         kv = jnp.pad(kv, [(0, 64 - len(kv)), *[(0, 0)] * (kv.ndim - 1)], constant_values=jnp.nan)
         table = np.pad(problem.block_table, ((0, 0), (0, 60 - problem.block_table.shape[1])))
         out = call(
             jnp.asarray(problem.q), kv, jnp.asarray(table), jnp.asarray(problem.context_lens),
             jnp.asarray(problem.cu_q_lens), jnp.int32(problem.num_rows),
         )  # fmt: skip
-        np.testing.assert_allclose(
-            np.asarray(out), problem.expected(F32), rtol=TOLERANCE[F32], atol=TOLERANCE[F32]
-        )
+        np.testing.assert_allclose(np.asarray(out), problem.expected(), rtol=2e-6, atol=2e-6)
     assert len(traces) == 1
-
-
-@pytest.mark.parametrize("name", ["tiny_decode", "tiny_mixed"])
-def test_named_shapes(backend: str, name: str) -> None:
-    """The shapes that stay small enough for interpret mode of coming backends."""
-    shape = SHAPES[name]
-    problem = make_problem(
-        shape.q_lens, shape.context_lens, block_size=shape.block_size,
-        num_heads=shape.num_heads, num_kv_heads=shape.num_kv_heads, head_dim=shape.head_dim,
-    )  # fmt: skip
-    check(problem, backend, sliding_window=shape.sliding_window)
-
-
-def test_quantised_cache_is_refused(backend: str) -> None:
-    problem = make_problem((1,), (4,))
-    with pytest.raises(NotImplementedError, match="kv_scales"):
-        paged_attention(
-            jnp.asarray(problem.q), problem.kv_blocks(backend, F32),
-            jnp.asarray(problem.block_table), jnp.asarray(problem.context_lens),
-            jnp.asarray(problem.cu_q_lens), 1, scale=1.0, kv_scales=jnp.ones(1), backend=backend,
-        )  # fmt: skip
 
 
 def test_auto_choice_is_a_backend(backend: str) -> None:

@@ -1,15 +1,13 @@
 """Both validators name the rule and the values; the xla backend never copies the cache."""
 
-from dataclasses import replace
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kernel_problem import make_problem
 
 from kernels_pallas.paged_attention import backend_module, check_batch, paged_attention
-from kernels_pallas.paged_attention.layout import kv_dims, kv_shape
+from kernels_pallas.paged_attention.layout import kv_dims, kv_scales_shape, kv_shape
+from kernels_pallas.problems import make_problem
 from kernels_pallas.write_kv import backend_module as write_backend_module
 
 GOOD = {
@@ -20,6 +18,8 @@ GOOD = {
     "cu_q_lens": jnp.zeros(4, jnp.int32),
     "num_rows": 0,
 }
+INT8_BLOCKS = jnp.zeros(kv_shape(6, 4, 2, 8), jnp.int8)
+SCALES = jnp.ones(kv_scales_shape(6, 4, 2))
 
 
 def test_good_arguments_pass() -> None:
@@ -33,7 +33,18 @@ def test_good_arguments_pass() -> None:
         ({"q": jnp.zeros((5, 8))}, r"q must be \[T, N, H\]; got q=\(5, 8\)"),
         ({"q": jnp.zeros((5, 4, 16))}, r"agree on H; got q=\(5, 4, 16\), kv=\(6, 2, 2, 4, 8\)"),
         ({"q": jnp.zeros((5, 3, 8))}, "multiple of K; got num_heads=3, num_kv_heads=2"),
-        ({"q": jnp.zeros((5, 4, 8), jnp.bfloat16)}, "q=bfloat16, kv_blocks=float32"),
+        ({"q": jnp.zeros((5, 4, 8), jnp.bfloat16)}, "dtype=bfloat16, kv_blocks=float32"),
+        ({"q": jnp.zeros((5, 4, 8), jnp.int8)}, "q must be float32 or bfloat16; got q=int8"),
+        ({"kv_blocks": INT8_BLOCKS}, "or be quantised and come with kv_scales"),
+        ({"kv_scales": SCALES}, r"kv_scales belong to kv_blocks of \['int8', 'float8_e4m3fn'\]"),
+        (
+            {"kv_blocks": INT8_BLOCKS, "kv_scales": SCALES[:, :, :, :3]},
+            r"float32 of shape \(6, 2, 2, 4\) for these kv_blocks; got kv_scales=\(6, 2, 2, 3\)",
+        ),
+        (
+            {"kv_blocks": INT8_BLOCKS, "kv_scales": SCALES.astype(jnp.bfloat16)},
+            "kv_scales must be float32 .*dtype=bfloat16",
+        ),
         ({"kv_blocks": jnp.zeros((6, 4, 2, 8))}, r"\[P, 2, K, S, H\], got shape=\(6, 4, 2, 8\)"),
         ({"kv_blocks": jnp.zeros((6, 1, 2, 4, 8))}, r"shape=\(6, 1, 2, 4, 8\)"),
         ({"block_table": jnp.zeros(3, jnp.int32)}, r"\[R, M\]; got block_table=\(3,\)"),
@@ -64,7 +75,7 @@ def test_kv_dims_inverts_kv_shape() -> None:
 
 
 def _batch(**changes: object) -> dict[str, object]:
-    problem = make_problem((1, 3), (9, 3), padding_rows=1, padding_tokens=2)
+    problem = make_problem((1, 3), (9, 3), block_size=4, padding_rows=1, padding_tokens=2)
     num_slots = problem.num_blocks * problem.block_size
     slots = np.concatenate([problem.slots(0)[-1:], problem.slots(1)[-3:], [num_slots] * 2])
     batch: dict[str, object] = {
@@ -113,7 +124,7 @@ def test_check_batch_sees_a_block_used_twice_and_a_slot_written_twice() -> None:
     with pytest.raises(ValueError, match="must not use a block twice"):
         check_batch(**_batch(block_table={(0, 1): table[0, 0]}))
     # Two rows that read the same block may not both write its slot.
-    shared = replace(make_problem((1, 1), (3, 3), padding_rows=0))
+    shared = make_problem((1, 1), (3, 3), block_size=4, padding_rows=0)
     shared.block_table[1, 0] = shared.block_table[0, 0]
     with pytest.raises(ValueError, match="no two real tokens"):
         check_batch(

@@ -27,7 +27,9 @@ def test_writes_exactly_its_slots(backend: str, block_size: int, dtype: jnp.dtyp
     padded = np.concatenate([slots, [num_slots, num_slots, 2**30]]).astype(np.int32)
     k, v = _tokens(len(padded), dtype)
     kv = jnp.full(kv_shape(NUM_BLOCKS, block_size, HEADS, DIM), jnp.nan, dtype)
-    got = np.asarray(write_kv(kv, k, v, jnp.asarray(padded), backend=backend).astype(jnp.float32))
+    written, scales = write_kv(kv, k, v, jnp.asarray(padded), backend=backend)
+    assert scales is None
+    got = np.asarray(written.astype(jnp.float32))
 
     expected = np.full(got.shape, np.nan, np.float32)
     for token, slot in enumerate(slots):
@@ -42,7 +44,7 @@ def test_writes_exactly_its_slots(backend: str, block_size: int, dtype: jnp.dtyp
 @pytest.mark.parametrize("num_tokens", [1, 64, 200])
 def test_donated_cache_is_written_in_place(backend: str, num_tokens: int) -> None:
     write = jax.jit(
-        lambda kv, k, v, slots: write_kv(kv, k, v, slots, backend=backend), donate_argnums=0
+        lambda kv, k, v, slots: write_kv(kv, k, v, slots, backend=backend)[0], donate_argnums=0
     )
     kv = jnp.zeros(kv_shape(512, 16, HEADS, DIM))
     k, v = _tokens(num_tokens, jnp.float32)

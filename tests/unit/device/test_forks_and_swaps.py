@@ -7,6 +7,7 @@ from the same sequence alone, untouched by any of this.
 import math
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_llama import logits
@@ -15,7 +16,7 @@ from real_builders import kv_pointers, loaded, make_real, poison, random_ids
 from paxserve.device.block_moves import Move, MoveShape
 from paxserve.device.compiles import CompileCounter
 from paxserve.device.forward import StepShape
-from paxserve.device.kv_blocks import bytes_per_block
+from paxserve.device.kv_blocks import KvLayout
 from paxserve.pack import Variant
 from paxserve.step import BlockCopy, RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
 
@@ -29,7 +30,7 @@ def tiny():
 
 
 def bytes_of_a_block():
-    return bytes_per_block(tiny().config, block_size=16, backend="xla", dtype="float32")
+    return KvLayout(tiny().config, 16, "xla", jnp.dtype("float32")).bytes_per_block
 
 
 def run(real, plan):
@@ -260,7 +261,7 @@ def test_swaps_of_more_blocks_than_one_program_takes(num_moved):
     filled = tuple(
         kv.at[:].set(rng.normal(size=kv.shape).astype(np.float32)) for kv in real.kv_blocks
     )
-    real._state = real._state._replace(kv_blocks=filled)
+    real._set_kv(filled)
     before = [np.array(kv) for kv in filled]
     host = rng.permutation(80)[:num_moved].tolist()
     sources, targets = (rng.permutation(np.arange(2, 160))[:num_moved].tolist() for _ in range(2))

@@ -6,7 +6,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from paxserve.device.layers import gather_rotation, inverse_frequencies, rotate, rotation_table
+from kernels_pallas.rotary import rotate
+from paxserve.device.layers import gather_rotation, inverse_frequencies, rotation_table
 from paxserve.models.config import RopeConfig
 
 LLAMA3 = {"theta": 500_000.0, "type": "llama3", "low_freq_factor": 1.0, "high_freq_factor": 4.0}

@@ -1,0 +1,14 @@
+"""The environment variables under which JAX compiles for accelerators that are not there.
+
+Owns: their values. They are read when jax is imported, so whoever starts a process sets them; this
+module imports nothing.
+"""
+
+# Only the CPU is a device; libtpu does not look for a machine around it.
+COMPILE_ENVIRONMENT = {
+    "JAX_PLATFORMS": "cpu",
+    "TPU_SKIP_MDS_QUERY": "1",
+    "TPU_ACCELERATOR_TYPE": "v5litepod-4",
+    "TPU_WORKER_HOSTNAMES": "localhost",
+    "TPU_WORKER_ID": "0",
+}

@@ -1,0 +1,160 @@
+"""Compiles for accelerators that are not there: TPU v4, v5e, v5p, v6e and H100.
+
+Owns: the description of each target, and how JAX is asked to compile for it. The real compilers run
+(Mosaic, XLA, ptxas), so what exceeds VMEM or shared memory fails here as on the chip. Needs libtpu
+and the CUDA plugin to be installed (`make check-kernels` does), no device. In: a function and
+abstract arguments. Out: the compiled program, for its memory analysis. Must not know: kernels.
+
+The variables of `compile_environment` must be set before jax is imported in the process.
+"""
+
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from functools import cache
+from types import MappingProxyType
+from typing import Any
+
+import jax
+from jax.experimental import topologies
+from jax.sharding import (
+    AbstractDevice,
+    AbstractMesh,
+    AxisType,
+    SingleDeviceSharding,
+    use_abstract_mesh,
+)
+
+GIB = 2**30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """A device, or a group of equal ones.
+
+    Args:
+        platform: tpu or cuda.
+        topology: JAX's name of the group.
+        device_kind: what the device calls itself.
+        num_devices: in the group.
+        hbm_bytes: of one device.
+    """
+
+    platform: str
+    topology: str
+    device_kind: str
+    num_devices: int = 1
+    hbm_bytes: int
+
+
+def _tpu(topology: str, device_kind: str, num_devices: int, hbm_gib: int) -> Target:
+    return Target(
+        platform="tpu",
+        topology=topology,
+        device_kind=device_kind,
+        num_devices=num_devices,
+        hbm_bytes=hbm_gib * GIB,
+    )
+
+
+# Memory of one device: Google's system architecture pages, NVIDIA's H100 data sheet.
+TARGETS: Mapping[str, Target] = MappingProxyType(
+    {
+        "v4": _tpu("v4:2x2x1", "TPU v4", 8, 16),  # a device is one of a chip's two cores
+        "v5e": _tpu("v5e:2x2", "TPU v5 lite", 4, 16),
+        "v5p": _tpu("v5p:2x2x1", "TPU v5", 4, 95),
+        "v5p-8": _tpu("v5p:2x2x2", "TPU v5", 8, 95),
+        "v6e": _tpu("v6e:2x2", "TPU v6 lite", 4, 32),
+        "v6e-8": _tpu("v6e:2x4", "TPU v6 lite", 8, 32),
+        "h100": Target(
+            platform="cuda",
+            topology="1x1x1",
+            device_kind="NVIDIA H100 80GB HBM3",
+            hbm_bytes=80 * 10**9,
+        ),
+    }
+)
+KERNEL_TARGETS = ("v4", "v5e", "v5p", "v6e", "h100")
+
+# XLA's GpuTargetConfig of an H100 SXM: what its compiler asks a card for.
+_H100 = """
+gpu_device_info {
+  threads_per_block_limit: 1024
+  threads_per_warp: 32
+  shared_memory_per_block: 49152
+  shared_memory_per_core: 233472
+  threads_per_core_limit: 2048
+  core_count: 132
+  fpus_per_core: 128
+  block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535
+  block_dim_limit_z: 65535
+  memory_bandwidth: 3352320000000
+  l2_cache_size: 52428800
+  clock_rate_ghz: 1.98
+  device_memory_size: 84942979072
+  shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 }
+  registers_per_core_limit: 65536
+  registers_per_block_limit: 65536
+}
+platform_name: "CUDA"
+dnn_version_info { major: 9 minor: 8 patch: 0 }
+device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+
+
+@cache
+def devices(name: str) -> tuple[jax.Device, ...]:
+    """The devices of a target, to put into shardings and meshes.
+
+    Raises:
+        ValueError: an unknown target.
+        RuntimeError: its compiler is not installed.
+    """
+    if name not in TARGETS:
+        raise ValueError(f"target {name!r} is unknown; use one of {list(TARGETS)}")
+    target = TARGETS[name]
+    try:
+        if target.platform == "cuda":
+            found = topologies.get_topology_desc(
+                platform="cuda", topology_name="", topology=target.topology, target_config=_H100
+            )
+        else:
+            found = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+    except Exception as error:  # each plugin raises its own kind
+        raise RuntimeError(
+            f"cannot compile for {name}: {error}; `make check-kernels` installs what it needs"
+        ) from error
+    return tuple(found.devices)
+
+
+def abstract(name: str, arguments: Any) -> Any:
+    """Arrays, or shapes and dtypes, as abstract arguments that lie on a target's first device."""
+    sharding = SingleDeviceSharding(devices(name)[0])
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), arguments
+    )
+
+
+def compile_for(
+    name: str, function: Callable[..., Any], *arguments: Any, **jit_options: Any
+) -> jax.stages.Compiled:
+    """`jax.jit(function)` of these arguments, compiled for one device of a target.
+
+    Raises:
+        Exception: whatever the compiler objects to, in its own words.
+    """
+    on_target = abstract(name, arguments)
+    with _abstract_device(TARGETS[name]):
+        traced = jax.jit(function, **jit_options).trace(*on_target)
+    return traced.lower(lowering_platforms=(TARGETS[name].platform,)).compile()
+
+
+def _abstract_device(target: Target) -> AbstractContextManager[Any]:
+    """Mosaic GPU looks at the device it traces for; say which."""
+    if target.platform != "cuda":
+        return nullcontext()
+    device = AbstractDevice(device_kind=target.device_kind, num_cores=132, platform="gpu")
+    mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Explicit,), abstract_device=device)
+    return use_abstract_mesh(mesh)

@@ -1,0 +1,28 @@
+"""Runs the Pallas backends on a CPU: JAX simulates the device's copies, semaphores and memory.
+
+Owns: how each backend is simulated, and what counts as a fault there. Uninitialised memory is NaN,
+a read out of bounds raises, and so does a race where they are looked for. Limit: asynchronous wgmma
+is not modelled, so a missing wait for it passes here. Must not know: what a kernel computes.
+"""
+
+from contextlib import AbstractContextManager, nullcontext
+
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jax.experimental.pallas import tpu as pltpu
+
+
+def interpreted(backend: str, *, detect_races: bool = False) -> AbstractContextManager[None]:
+    """Within it, calls of a Pallas backend run on the CPU; the other backends are left alone.
+
+    Args:
+        backend: a name of `kernels_pallas.paged_attention.BACKENDS`.
+        detect_races: look for races between copies and computation; slower.
+    """
+    match backend:
+        case "pallas_tpu":
+            return pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=detect_races))
+        case "pallas_gpu":
+            return plgpu.force_gpu_interpret_mode(
+                plgpu.InterpretGPUParams(detect_races=detect_races)
+            )
+    return nullcontext()
