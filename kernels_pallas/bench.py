@@ -202,12 +202,14 @@ def _dense(shape: AttentionShape, implementation: Literal["cudnn", "xla"]) -> Pr
     keys = jax.random.split(jax.random.key(0), 2)
     dims = (num_rows, context, shape.num_kv_heads, shape.head_dim)
     k, v = (jax.random.normal(key, dims, jnp.dtype(shape.dtype)) for key in keys)
-    has_window = q_len > 1 and shape.sliding_window is not None
+    window = None
+    if q_len > 1 and shape.sliding_window is not None:
+        window = (shape.sliding_window - 1, 0)
 
     def call(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
         attended: jax.Array = jax.nn.dot_product_attention(
             q, k, v, scale=shape.head_dim**-0.5, is_causal=q_len > 1,
-            local_window_size=(shape.sliding_window - 1, 0) if has_window else None,
+            local_window_size=window,
             implementation=implementation,
         )  # fmt: skip
         return attended

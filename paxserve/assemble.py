@@ -98,6 +98,7 @@ def real_engine(
         copies=forks and policies.shares,
         backend=backend,
         kv_cache_dtype=settings.kv_cache_dtype,
+        debug=settings.debug,
         strict=settings.strict,
     )
     return Engine(

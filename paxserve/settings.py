@@ -33,6 +33,7 @@ class EngineSettings:
         row_buckets, token_buckets: padded shapes; empty: three rungs each.
         kernel: attention backend, or auto.
         kv_cache_dtype: auto (that of the activations), int8 or fp8.
+        debug: check every step's block ids, lengths and slots on the host before they are sent.
         strict: a compilation after warm-up is an error.
 
     Raises:
@@ -54,6 +55,7 @@ class EngineSettings:
     token_buckets: tuple[int, ...] = ()
     kernel: str = "auto"
     kv_cache_dtype: str = "auto"
+    debug: bool = False
     strict: bool = True
 
     @property
@@ -84,8 +86,9 @@ class EngineSettings:
             raise ValueError(
                 f"kv_cache_dtype must be one of {KV_CACHE_DTYPES}, got {self.kv_cache_dtype!r}"
             )
-        if not isinstance(self.strict, bool):
-            raise ValueError(f"strict must be true or false, got {self.strict!r}")
+        for name in ("debug", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
 
 
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
+from kernels_pallas.paged_attention import check_batch
 from paxserve.arrays import StepArrays
 from paxserve.device.block_moves import BlockMoves, MoveShape
 from paxserve.device.buckets import Bucket, Buckets
@@ -55,6 +56,8 @@ class Real:
         num_device_blocks: blocks in the device's pool, at least `limits.num_blocks`.
         backend: a name of `kernels_pallas.paged_attention.BACKENDS`.
         kv_cache_dtype: auto (that of the activations), int8 or fp8.
+        debug: check the values of every step's tables, lengths and slots on the host before they
+            are sent; a wrong id would be clamped silently on the device.
         strict: after `warm_up`, a step that would compile is an error instead of a stall.
         fill: what unwritten KV holds; tests put NaN there.
         num_host_blocks: blocks that swaps may use on the host, numbered from 0.
@@ -71,6 +74,7 @@ class Real:
         num_device_blocks: int | None = None,
         backend: str = "xla",
         kv_cache_dtype: str = "auto",
+        debug: bool = False,
         strict: bool = False,
         fill: float = 0.0,
         num_host_blocks: int = 0,
@@ -106,6 +110,7 @@ class Real:
         self.limits = limits
         self.buckets = buckets
         self.strict = strict
+        self.debug = debug
         self._packer = Packer(
             limits=limits, buckets=buckets, num_slots=num_blocks * limits.block_size
         )
@@ -222,10 +227,24 @@ class Real:
 
     def _run(self, packed: PackedStep) -> StepOutputs:
         """Start the program for these arrays."""
+        if self.debug:
+            self._check(packed.arrays)
         arrays = jax.device_put(packed.arrays)
         program = self._program(packed, arrays)
         self._state, outputs = program(self._parameters, self._state, arrays)
         return outputs
+
+    def _check(self, arrays: StepArrays) -> None:
+        check_batch(
+            block_table=arrays.block_table,
+            context_lens=arrays.context_lens,
+            cu_q_lens=arrays.cu_q_lens,
+            num_rows=int(arrays.num_rows),
+            num_tokens=len(arrays.token_ids),
+            num_blocks=self.num_device_blocks,
+            block_size=self.limits.block_size,
+            slots=arrays.slots,
+        )
 
     def _program(self, packed: PackedStep, arrays: StepArrays) -> jax.stages.Compiled:
         shape = StepShape(packed.bucket, packed.variant)
