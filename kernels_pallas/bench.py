@@ -101,10 +101,7 @@ def bench(
     """Every shape with its peers, as they are measured."""
     started_s = time.perf_counter()
     for name in names:
-        shape = SHAPES[name].small() if small else SHAPES[name]
-        if backend == "xla" and jax.default_backend() == "cpu":  # has no fast bfloat16
-            kv_dtype = shape.kv_dtype if shape.is_quantised else "float32"
-            shape = replace(shape, dtype="float32", kv_dtype=kv_dtype)
+        shape = host_shape(SHAPES[name].small() if small else SHAPES[name])
         for kernel, prepare in _kernels(shape, backend):
             row = Row(
                 shape=name,
@@ -123,17 +120,25 @@ def bench(
                 yield replace(row, note=f"{type(error).__name__}: {str(error)[:200]}")
 
 
+def host_shape(shape: AttentionShape) -> AttentionShape:
+    """The shape with the dtype that the default device computes in: a CPU has no fast bfloat16."""
+    if jax.default_backend() != "cpu":
+        return shape
+    kv_dtype = shape.kv_dtype if shape.is_quantised else "float32"
+    return replace(shape, dtype="float32", kv_dtype=kv_dtype)
+
+
 type Prepared = tuple[Any, ...]  # a call, its first argument, the fixed ones
 
 
 def _kernels(shape: AttentionShape, backend: str) -> Iterator[tuple[str, Callable[[], Prepared]]]:
     """Ours first, then its peers."""
-    yield f"ours, block {shape.block_size}", partial(_ours, shape, backend)
+    yield f"ours, block {shape.block_size}", partial(prepare_ours, shape, backend)
     if shape.is_quantised:
         return
     whole = 128 * -(-max(shape.context_lens) // 128)
     contiguous = replace(shape, block_size=whole, max_model_len=whole)
-    yield "ours, a block per request", partial(_ours, contiguous, backend)
+    yield "ours, a block per request", partial(prepare_ours, contiguous, backend)
     if len(set(zip(shape.q_lens, shape.context_lens, strict=True))) == 1:
         if jax.default_backend() == "gpu":
             yield "contiguous, cudnn", partial(_dense, shape, "cudnn")
@@ -142,8 +147,10 @@ def _kernels(shape: AttentionShape, backend: str) -> Iterator[tuple[str, Callabl
         yield "JAX's ragged kernel", partial(_jax_ragged, shape)
 
 
-def _ours(shape: AttentionShape, backend: str) -> Prepared:
-    """Blocks lie in random order; every slot is filled."""
+def prepare_ours(shape: AttentionShape, backend: str, *, tiles: Any = None) -> Prepared:
+    """Our kernel with these tiles (None: its own choice) on a cache whose blocks lie in random
+    order, every slot filled; what `seconds_per_call` takes.
+    """
     module = backend_module(backend)
     keys = jax.random.split(jax.random.key(0), 3)
     kv_dtype = jnp.dtype(shape.kv_dtype)
@@ -165,7 +172,7 @@ def _ours(shape: AttentionShape, backend: str) -> Prepared:
         return paged_attention(
             q, kv_blocks, *tables, scale=shape.head_dim**-0.5,
             sliding_window=shape.sliding_window, kv_scales=kv_scales, backend=backend,
-            device_kind=kind,
+            device_kind=kind, tiles=tiles,
         )  # fmt: skip
 
     return call, _queries(shape), kv_blocks, kv_scales, *map(jnp.asarray, _tables(shape))

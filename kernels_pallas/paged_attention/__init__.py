@@ -14,11 +14,13 @@ A step is rows; a row is the last `q_len` tokens of one sequence's context:
 """
 
 from types import ModuleType
+from typing import Any
 
 import jax
 
 from kernels_pallas.paged_attention import reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
+from kernels_pallas.tiles import TileCase, choose_tiles
 
 __all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
 
@@ -70,6 +72,7 @@ def paged_attention(
     kv_scales: jax.Array | None = None,
     backend: str,
     device_kind: str | None = None,
+    tiles: Any = None,
 ) -> jax.Array:
     """Attention of each row's queries over the row's own context, found through its blocks.
 
@@ -97,6 +100,7 @@ def paged_attention(
         device_kind: JAX's name of the device the call is compiled for; chooses tuned tiles. None:
             those that suit any device of the platform. Never looked up here, so that a call
             compiles the same whatever device is present.
+        tiles: the backend's `Tiles`, where it has any; None: `tiles.choose_tiles`.
     Returns:
         [T, N, H] in q's dtype; zeros for padding tokens (t >= cu_q_lens[num_rows]). Softmax and
         accumulation are float32.
@@ -113,8 +117,24 @@ def paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
         sliding_window=sliding_window, kv_scales=kv_scales, layout=module,
     )  # fmt: skip
+    if tiles is None:
+        dims = module.kv_dims(kv_blocks.shape)
+        case = TileCase(
+            num_tokens=q.shape[0],
+            num_rows=block_table.shape[0],
+            blocks_per_row=block_table.shape[1],
+            num_heads=q.shape[1],
+            num_kv_heads=dims.num_kv_heads,
+            head_dim=dims.head_dim,
+            block_size=dims.block_size,
+            dtype=q.dtype,
+            kv_dtype=kv_blocks.dtype,
+            sliding_window=sliding_window,
+            device_kind=device_kind,
+        )
+        tiles = choose_tiles(backend, module, case)
     out: jax.Array = module.paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
-        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, device_kind=device_kind,
+        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, tiles=tiles,
     )  # fmt: skip
     return out

@@ -97,10 +97,10 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     kv_scales: jax.Array | None = None,
-    device_kind: str | None = None,
+    tiles: None = None,
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`."""
-    del device_kind
+    del tiles
     if kv_scales is not None:
         raise NotImplementedError("xla: a quantised KV cache (kv_scales) is not supported")
     batch = Batch(kv_blocks, block_table, context_lens, cu_q_lens, sliding_window)
