@@ -75,21 +75,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     backend = given.backend or choose_backend(jax.default_backend())
     device = jax.devices()[0].device_kind
     ceilings = measure_ceilings()
-    print(
-        f"{device}, jax {jax.__version__}, {backend}: copies "
-        f"{ceilings.copy_bytes_per_s / 1e9:.0f} GB/s, multiplies "
-        f"{ceilings.matmul_flops_per_s / 1e12:.2f} TFLOP/s in {ceilings.matmul_dtype}"
-    )
+    print(headline(backend, ceilings))
     rows = []
     for row in bench(names, backend=backend, small=given.small, budget_s=given.budget_s):
         rows.append(row)
-        print(_line(row, ceilings), flush=True)
+        print(line(row, ceilings), flush=True)
     if given.json is not None:
         found = {
             "device_kind": device,
             "jax": jax.__version__,
             "ceilings": ceilings._asdict(),
-            "rows": [asdict(row) | {"timing": row.timing and row.timing._asdict()} for row in rows],
+            "rows": [to_json(row) for row in rows],
         }
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
     return 0
@@ -248,7 +244,21 @@ def _jax_ragged(shape: AttentionShape) -> Prepared:
     return call, _queries(shape), kv, *map(jnp.asarray, _tables(shape))
 
 
-def _line(row: Row, ceilings: Ceilings) -> str:
+def headline(backend: str, ceilings: Ceilings) -> str:
+    """The device and what it can do at most."""
+    return (
+        f"{jax.devices()[0].device_kind}, jax {jax.__version__}, {backend}: copies "
+        f"{ceilings.copy_bytes_per_s / 1e9:.0f} GB/s, multiplies "
+        f"{ceilings.matmul_flops_per_s / 1e12:.2f} TFLOP/s in {ceilings.matmul_dtype}"
+    )
+
+
+def to_json(row: Row) -> dict[str, Any]:
+    """As plain data."""
+    return asdict(row) | {"timing": row.timing and row.timing._asdict()}
+
+
+def line(row: Row, ceilings: Ceilings) -> str:
     if row.timing is None:
         return f"{row.shape:42} {row.kernel:26} {row.note}"
     seconds = row.timing.median_s

@@ -12,6 +12,7 @@ are shown.
 
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -50,7 +51,7 @@ class Check:
         kind: numerics, write or compile.
         backend: whose kernel.
         subject: the case or shape.
-        target: what it is compiled for; cpu: interpret mode.
+        target: what it is compiled for; cpu: interpret mode; here: the default device.
         sizes: of the case.
     """
 
@@ -80,7 +81,7 @@ def checks(*, quick: bool) -> Iterator[Check]:
     """All checks, or those that stand for the rest."""
     for backend in BACKEND_OF.values():
         if backend in BACKENDS:
-            yield from _interpreted(backend, quick=quick)
+            yield from interpreted_checks(backend, quick=quick)
     for target in QUICK_TARGETS if quick else compile_targets.KERNEL_TARGETS:
         backend = BACKEND_OF[compile_targets.TARGETS[target].platform]
         if backend in BACKENDS:
@@ -88,7 +89,8 @@ def checks(*, quick: bool) -> Iterator[Check]:
                 yield Check(kind="compile", backend=backend, subject=subject, target=target)
 
 
-def _interpreted(backend: str, *, quick: bool) -> Iterator[Check]:
+def interpreted_checks(backend: str, *, quick: bool) -> Iterator[Check]:
+    """Numerics and writes, for interpret mode; with `target="here"` they run on the device."""
     usual = {"dtype": "bfloat16", "num_heads": 8, "num_kv_heads": 2, "head_dim": 128}
     changes: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in cases.ROWS]
     changes += [
@@ -126,10 +128,15 @@ def run_check(check: Check) -> Outcome:
 
 def _numerics(check: Check) -> tuple[str, str]:
     problem = cases.case(check.subject, **check.sizes)
-    with interpreted(check.backend, detect_races=True):
+    with _where(check):
         error = problem.error(check.backend)
     bound = tolerance(problem.dtype)
     return "ok" if error <= bound else "FAILED", f"error {error:.1e} of {bound:.0e}"
+
+
+def _where(check: Check) -> AbstractContextManager[None]:
+    here = check.target == "here"
+    return nullcontext() if here else interpreted(check.backend, detect_races=True)
 
 
 def _write(check: Check) -> tuple[str, str]:
@@ -146,7 +153,7 @@ def _write(check: Check) -> tuple[str, str]:
         phases = jax.random.uniform(keys[3], (40, head_dim // 2)) * 6.0
         slots = jax.random.permutation(keys[4], num_blocks * block_size)[:40].astype(jnp.int32)
         slots = slots.at[37:].set(num_blocks * block_size)
-        with interpreted(check.backend, detect_races=True):
+        with _where(check):
             blocks, scales_out = write_kv(
                 layout.lay_kv(plain.astype(kv_dtype)),
                 k,
