@@ -53,12 +53,14 @@ SHARES_S = {"numerics": 110.0, "bench": 190.0, "step": 110.0, "chat": 70.0}
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts; 1 if one of them failed."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("parts", nargs="*", choices=[[], *SHARES_S], help="default: all")
+    parser.add_argument("parts", nargs="*", help=f"of {list(SHARES_S)}; default: all")
     parser.add_argument("--backend", default=None, help="default: what kernel=auto chooses here")
     parser.add_argument("--small", action="store_true", help="small shapes and models")
     parser.add_argument("--model", default="smollm2-135m", help="of the chat; a name or path")
     parser.add_argument("--json", type=Path, default=Path("device.json"))
     given = parser.parse_args(argv)
+    if unknown := sorted(set(given.parts) - set(SHARES_S)):
+        parser.error(f"unknown parts {unknown}: they are {list(SHARES_S)}")
     backend = given.backend or choose_backend(jax.default_backend())
     device = jax.devices()[0]
     print(f"{device.device_kind}, jax {jax.__version__}, backend {backend}", flush=True)
@@ -119,7 +121,7 @@ def time_step(backend: str, *, small: bool) -> dict[str, Any]:
     """The engine's decode step with random weights, against the bytes it cannot avoid to read.
 
     Wall time is of the executor's submit and collect, with packing and transfers; device time is
-    that of steps started one after the other without waiting, from the first to the end of the last.
+    that of steps started one after the other without waiting, from first to last.
     """
     config, num_rows, context, dtype = LLAMA_3_8B, 64, 4096, "bfloat16"
     if small:
@@ -251,9 +253,8 @@ def _flips(
         expected = entry["greedy_token_ids"]
         if token_ids == expected:
             continue
-        at = next(
-            i for i, pair in enumerate(zip(token_ids, expected, strict=False)) if pair[0] != pair[1]
-        )
+        pairs = enumerate(zip(token_ids, expected, strict=False))
+        at = next((i for i, (one, other) in pairs if one != other), len(token_ids))
         prompt = entry["prompt_token_ids"]
         gap = meter.gap(
             (*prompt, *expected[:at]), num_prompt_tokens=len(prompt), sampling=RowSampling()

@@ -259,6 +259,7 @@ def to_json(row: Row) -> dict[str, Any]:
 
 
 def line(row: Row, ceilings: Ceilings) -> str:
+    """As a line of the table."""
     if row.timing is None:
         return f"{row.shape:42} {row.kernel:26} {row.note}"
     seconds = row.timing.median_s
