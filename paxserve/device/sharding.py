@@ -19,10 +19,11 @@ from dataclasses import replace
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from paxserve.models.config import ModelConfig, parameter_shapes
+from paxserve.models.config import ModelConfig
 
 AXIS = "model"
 
@@ -55,18 +56,13 @@ def check_group(config: ModelConfig, size: int) -> None:
             )
 
 
-def make_mesh(size: int, devices: Sequence[jax.Device] | None = None) -> Mesh | None:
-    """The first devices as a group; None for a group of one.
+def group_devices(size: int) -> Sequence[jax.Device]:
+    """The first devices that JAX has.
 
-    Args:
-        size: devices in the group.
-        devices: to choose from; default: those of this process.
     Raises:
         ValueError: there are not so many.
     """
-    if size == 1:
-        return None
-    found = jax.devices() if devices is None else devices
+    found = jax.devices()
     if len(found) < size:
         hint = (
             f"simulate them with XLA_FLAGS=--xla_force_host_platform_device_count={size}, or "
@@ -77,7 +73,12 @@ def make_mesh(size: int, devices: Sequence[jax.Device] | None = None) -> Mesh | 
             f"tensor_parallel_size={size} needs as many devices, and there are {len(found)} "
             f"({found[0].device_kind}): {hint}lower it"
         )
-    return Mesh(np.array(found[:size]), (AXIS,))
+    return found[:size]
+
+
+def make_mesh(devices: Sequence[jax.Device]) -> Mesh | None:
+    """These devices as a group; None for a group of one."""
+    return None if len(devices) == 1 else Mesh(np.array(devices), (AXIS,))
 
 
 def group_size(mesh: Mesh | None) -> int:
@@ -102,12 +103,9 @@ def parameter_spec(name: str) -> PartitionSpec:
     return _SPLIT.get(name.rpartition(".")[2], _EVERYWHERE)
 
 
-def num_weights(config: ModelConfig, size: int) -> int:
-    """Numbers that one device of a group holds."""
-    return sum(
-        int(np.prod(shape)) // (1 if parameter_spec(name) == _EVERYWHERE else size)
-        for name, shape in parameter_shapes(config).items()
-    )
+def num_parts(name: str, size: int) -> int:
+    """Into how many equal parts a group of this size splits a parameter: 1 if it is everywhere."""
+    return 1 if parameter_spec(name) == _EVERYWHERE else size
 
 
 def place_parameters(
@@ -115,7 +113,7 @@ def place_parameters(
 ) -> dict[str, jax.Array]:
     """Each device gets its part, and no more than that passes through it."""
     if mesh is None:
-        return {name: jax.numpy.asarray(array) for name, array in parameters.items()}
+        return {name: jnp.asarray(array) for name, array in parameters.items()}
     return {
         name: jax.device_put(array, NamedSharding(mesh, parameter_spec(name)))
         for name, array in parameters.items()

@@ -33,6 +33,7 @@ from paxserve.device.llama import Llama
 from paxserve.device.sharding import (
     AXIS,
     check_group,
+    group_devices,
     make_mesh,
     place_parameters,
     place_rest,
@@ -94,7 +95,7 @@ class Real:
         tensor_parallel_size: int = 1,
     ) -> None:
         check_group(config, tensor_parallel_size)
-        mesh = make_mesh(tensor_parallel_size)
+        mesh = make_mesh(group_devices(tensor_parallel_size))
         num_blocks = num_device_blocks or limits.num_blocks
         if num_blocks < limits.num_blocks:
             raise ValueError(
