@@ -65,7 +65,7 @@ def group_devices(size: int) -> Sequence[jax.Device]:
     found = jax.devices()
     if len(found) < size:
         hint = (
-            f"simulate them with XLA_FLAGS=--xla_force_host_platform_device_count={size}, or "
+            f"simulate them with JAX_NUM_CPU_DEVICES={size} in the environment, or "
             if found[0].platform == "cpu"
             else ""
         )

@@ -198,20 +198,20 @@ def check_fits(
         DoesNotFit: it is more.
     """
     kv_bytes = case.layout(backend).bytes_per_block * case.num_blocks
-    terms = {"weights": case.weight_bytes, "KV": kv_bytes}
+    terms = {"weight_bytes": case.weight_bytes, "kv_bytes": kv_bytes}
     total = sum(terms.values())
     if memory is not None:
-        terms |= {f"{name.removesuffix('_bytes')}s": n for name, n in memory._asdict().items()}
+        terms = memory._asdict()
         total = memory.total_bytes
     hbm_bytes = TARGETS[target].hbm_bytes
     if total > hbm_bytes:
-        listed = ", ".join(f"{name} {num_bytes}" for name, num_bytes in terms.items())
+        listed = ", ".join(f"{name}={num_bytes}" for name, num_bytes in terms.items())
         raise DoesNotFit(
-            f"the step does not fit on {target} x {case.tensor_parallel_size}: a device has "
-            f"{hbm_bytes} bytes ({hbm_bytes / GIB:.2f} GiB) and needs {total} "
-            f"({total / GIB:.2f} GiB: {listed} bytes), with {case.num_rows} rows of "
-            f"context_len={case.context_len} in {case.num_blocks} blocks: take more devices, "
-            "fewer rows, a shorter context or kv_cache_dtype=int8"
+            f"the step does not fit on {target} x {case.tensor_parallel_size}: each device has "
+            f"{hbm_bytes / GIB:.2f} GiB and needs {total / GIB:.2f} GiB: hbm_bytes={hbm_bytes}, "
+            f"{listed}, with num_rows={case.num_rows}, context_len={case.context_len}, "
+            f"num_blocks={case.num_blocks}: take more devices, fewer rows, a shorter context or "
+            "kv_cache_dtype=int8"
         )
 
 
