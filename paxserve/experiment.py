@@ -276,6 +276,7 @@ def _scripted(
         unread=(
             "memory_utilization",
             "kv_cache_memory_bytes",
+            "tensor_parallel_size",
             "row_buckets",
             "token_buckets",
             *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.paged_attention.layout import (
+    KV_HEADS_AXIS,
+    SCALES_HEADS_AXIS,
     kv_dims,
     kv_scales_shape,
     kv_shape,
@@ -18,6 +20,8 @@ from kernels_pallas.paged_attention.layout import (
 )
 
 __all__ = [
+    "KV_HEADS_AXIS",
+    "SCALES_HEADS_AXIS",
     "kv_dims",
     "kv_scales_shape",
     "kv_shape",

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from kernels_pallas.paged_attention.layout import (
+    KV_HEADS_AXIS,
+    SCALES_HEADS_AXIS,
     KvDims,
     kv_dims,
     kv_scales_shape,
@@ -33,6 +35,8 @@ from kernels_pallas.paged_attention.layout import (
 )
 
 __all__ = [
+    "KV_HEADS_AXIS",
+    "SCALES_HEADS_AXIS",
     "kv_dims",
     "kv_scales_shape",
     "kv_shape",

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 
 from kernels_pallas.paged_attention import check_batch
 from paxserve.arrays import StepArrays
@@ -23,12 +24,24 @@ from paxserve.device.executables import Executables
 from paxserve.device.forward import (
     DeviceState,
     Logprobs,
+    Split,
     StepOutputs,
     StepShape,
     make_forward,
 )
 from paxserve.device.kv_blocks import Kernel, KvLayout, kv_dtype
 from paxserve.device.llama import Llama
+from paxserve.device.sharding import (
+    AXIS,
+    check_group,
+    group_devices,
+    make_mesh,
+    place_parameters,
+    place_rest,
+    shardings,
+    share,
+    specs_of,
+)
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
 from paxserve.pack import PackedStep, Packer, Variant
@@ -48,7 +61,7 @@ class _InFlight(NamedTuple):
 
 
 class Real:
-    """The model on a device.
+    """The model on a device, or split over a group of them.
 
     Args:
         config, parameters: the model, parameters as numpy arrays by name.
@@ -62,6 +75,10 @@ class Real:
         fill: what unwritten KV holds; tests put NaN there.
         num_host_blocks: blocks that swaps may use on the host, numbered from 0.
         copies: plans may copy blocks, so warm-up compiles that too.
+        tensor_parallel_size: devices of the group, the first that JAX has.
+
+    Raises:
+        ValueError: sizes that do not go together, or fewer devices than asked for.
     """
 
     def __init__(
@@ -79,33 +96,42 @@ class Real:
         fill: float = 0.0,
         num_host_blocks: int = 0,
         copies: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
+        check_group(config, tensor_parallel_size)
+        mesh = make_mesh(group_devices(tensor_parallel_size))
         num_blocks = num_device_blocks or limits.num_blocks
         if num_blocks < limits.num_blocks:
             raise ValueError(
                 f"num_device_blocks={num_blocks} is below the host's num_blocks={limits.num_blocks}"
             )
         layout = KvLayout(
-            config,
+            share(config, tensor_parallel_size),
             limits.block_size,
             backend,
             kv_dtype(kv_cache_dtype, activations=str(parameters["embed"].dtype)),
         )
         model = Llama(
             config,
-            {name: jnp.asarray(array) for name, array in parameters.items()},
+            place_parameters(parameters, mesh),
             max_model_len=limits.max_model_len,
+            axis=None if mesh is None else AXIS,
         )
-        graph, self._parameters = nnx.split(model)
-        self._forward = make_forward(
-            graph, kernel=Kernel(backend, device_kind=jax.devices()[0].device_kind)
-        )
+        graph, placed = nnx.split(model)
+        self._parameters = place_rest(placed, mesh)
+        self._everywhere = shardings(mesh, PartitionSpec())
         self._new_state = lambda: DeviceState(
-            kv=layout.allocate(num_blocks, fill=fill),
-            last_sampled=jnp.zeros(limits.max_num_seqs, jnp.int32),
+            kv=layout.allocate(num_blocks, fill=fill, mesh=mesh),
+            last_sampled=jnp.zeros(limits.max_num_seqs, jnp.int32, device=self._everywhere),
         )
         self._state = self._new_state()
+        self._forward = make_forward(
+            graph,
+            kernel=Kernel(backend, device_kind=jax.devices()[0].device_kind),
+            split=Split(mesh, specs_of(self._parameters), specs_of(self._state)),
+        )
         self.backend = backend
+        self.tensor_parallel_size = tensor_parallel_size
         self.num_device_blocks = num_blocks
         self.limits = limits
         self.buckets = buckets
@@ -121,6 +147,7 @@ class Real:
             num_host_blocks=num_host_blocks,
             copies=copies,
             executables=self._executables,
+            mesh=mesh,
         )
         self._in_flight: deque[_InFlight] = deque()
 
@@ -229,7 +256,7 @@ class Real:
         """Start the program for these arrays."""
         if self.debug:
             self._check(packed.arrays)
-        arrays = jax.device_put(packed.arrays)
+        arrays = jax.device_put(packed.arrays, self._everywhere)
         program = self._program(packed, arrays)
         self._state, outputs = program(self._parameters, self._state, arrays)
         return outputs
