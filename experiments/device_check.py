@@ -28,8 +28,6 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a copy of the tree, installed or not
 
-from paxserve.models.llama3 import LLAMA_3_8B  # noqa: E402
-
 from kernels_pallas import bench  # noqa: E402
 from kernels_pallas.ceilings import measure_ceilings  # noqa: E402
 from kernels_pallas.checks import interpreted_checks, run_check  # noqa: E402
@@ -40,6 +38,7 @@ from paxserve.executor.real import Real  # noqa: E402
 from paxserve.limits import Limits  # noqa: E402
 from paxserve.llm import LLM  # noqa: E402
 from paxserve.models.config import ModelConfig, parameter_shapes  # noqa: E402
+from paxserve.models.llama3 import LLAMA_3_8B  # noqa: E402
 from paxserve.models.load import TINY_CONFIG, load_model  # noqa: E402
 from paxserve.pack import Variant  # noqa: E402
 from paxserve.sampling_params import SamplingParams  # noqa: E402
@@ -220,7 +219,15 @@ def chat(backend: str, model: str) -> dict[str, Any]:
     """
     golden = [entry for entry in json.loads(GOLDEN.read_text("utf-8")) if "chat" in entry["id"]]
     dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
-    llm = LLM(model, dtype=dtype, kernel=backend, max_num_seqs=8, max_model_len=1024)
+    llm = LLM(
+        model,
+        dtype=dtype,
+        kernel=backend,
+        max_num_seqs=8,
+        max_model_len=1024,
+        row_buckets=(8,),  # two programs: compiling takes the longest
+        token_buckets=(512,),
+    )
     outputs = llm.generate(
         [{"prompt_token_ids": entry["prompt_token_ids"]} for entry in golden],
         [_greedy(entry) for entry in golden],
