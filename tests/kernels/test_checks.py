@@ -88,7 +88,8 @@ def test_a_small_form_is_the_same_case(name):
     assert (small.sliding_window is None) == (shape.sliding_window is None)
     assert {q == 1 for q in small.q_lens} == {q == 1 for q in shape.q_lens}
     pairs = [set(zip(s.q_lens, s.context_lens, strict=True)) for s in (shape, small)]
-    assert [{c > q for q, c in p} for p in pairs][0] == [{c > q for q, c in p} for p in pairs][1]
+    longer, small_longer = ({c > q for q, c in rows} for rows in pairs)
+    assert longer == small_longer
     assert small.num_tokens < 150
     assert max(small.context_lens) <= small.max_model_len
 
