@@ -17,13 +17,13 @@ from types import ModuleType
 
 import jax
 
-from kernels_pallas.paged_attention import reference, xla
+from kernels_pallas.paged_attention import pallas_tpu, reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
 
 __all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
 
-_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla}
-_PLANNED = ("pallas_tpu", "pallas_gpu")
+_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla, "pallas_tpu": pallas_tpu}
+_PLANNED = ("pallas_gpu",)
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
