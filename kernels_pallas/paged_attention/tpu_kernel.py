@@ -166,8 +166,13 @@ class Pending(NamedTuple):
     last: Scalar
 
 
-def _ceil_div(a: Scalar, b: int) -> Scalar:
-    return (a + (b - 1)) // b
+def _div(a: Scalar, b: int) -> Scalar:
+    """a // b of what is not negative, without the branches on signs that `//` becomes."""
+    return lax.div(a, jnp.int32(b))
+
+
+def _rem(a: Scalar, b: int) -> Scalar:
+    return lax.rem(a, jnp.int32(b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -185,7 +190,7 @@ class Pass:
         row = jnp.minimum(row, self.statics.max_rows - 1)
         q_len = self.refs.cu_q_lens[row + 1] - self.refs.cu_q_lens[row]
         is_ours = (q_len >= self.kind.min_q_len) & (q_len <= self.kind.max_q_len)
-        return jnp.where(is_ours, _ceil_div(q_len, self.kind.query_tokens), 0)
+        return jnp.where(is_ours, _div(q_len + (self.kind.query_tokens - 1), self.kind.query_tokens), 0)
 
     def query_tile(self, cursor: Cursor) -> QueryTile:
         row = jnp.minimum(cursor.row, self.statics.max_rows - 1)
@@ -205,7 +210,7 @@ class Pass:
 
     def is_last_of_tile(self, cursor: Cursor) -> Scalar:
         """The query tile ends with this step."""
-        last = self.query_tile(cursor).last_position // self.statics.context_tokens
+        last = _div(self.query_tile(cursor).last_position, self.statics.context_tokens)
         return cursor.c_tile >= last
 
     def at_row(self, row: Scalar, q_tile: Scalar, left: Scalar) -> Cursor:
@@ -219,7 +224,7 @@ class Pass:
 
         row, q_tile = lax.while_loop(is_beyond, next_row, (row, q_tile))
         found = Cursor(row, q_tile, jnp.zeros_like(row), left)
-        first = self.first_seen(self.query_tile(found)) // self.statics.context_tokens
+        first = _div(self.first_seen(self.query_tile(found)), self.statics.context_tokens)
         return found._replace(c_tile=first)
 
     def first(self) -> Cursor:
@@ -235,7 +240,7 @@ class Pass:
         stride = 1 if self.kind.is_decode else self.statics.num_cores
         left = cursor.left - 1
         if self.kind.is_decode:
-            last = self.query_tile(cursor).last_position // self.statics.context_tokens
+            last = _div(self.query_tile(cursor).last_position, self.statics.context_tokens)
             left = cursor.left - (last - cursor.c_tile + 1)
         return self.at_row(cursor.row, cursor.q_tile + stride, left)
 
@@ -251,8 +256,8 @@ class Pass:
 
     def table_copy(self, cursor: Cursor, step: Scalar) -> Any:
         """The block ids of a step."""
-        group = cursor.c_tile * self.statics.tile_blocks // TABLE_IDS
-        slot = step % 2
+        group = _div(cursor.c_tile * self.statics.tile_blocks, TABLE_IDS)
+        slot = step & 1
         return pltpu.make_async_copy(
             self.refs.table.at[cursor.row, group], self.refs.table_ids.at[slot],
             self.refs.table_sem.at[slot],
@@ -262,8 +267,8 @@ class Pass:
         """Blocks of the context tile that some query sees: first and end, counted in the tile."""
         tile, size = self.query_tile(cursor), self.statics.block_size
         before = cursor.c_tile * self.statics.tile_blocks
-        first = jnp.maximum(self.first_seen(tile) // size - before, 0)
-        end = jnp.minimum(tile.last_position // size + 1 - before, self.statics.tile_blocks)
+        first = jnp.maximum(_div(self.first_seen(tile), size) - before, 0)
+        end = jnp.minimum(_div(tile.last_position, size) + 1 - before, self.statics.tile_blocks)
         return first, end
 
     def block_copies(self, block_id: Scalar, index: Scalar, slot: Scalar) -> list[Any]:
@@ -284,11 +289,11 @@ class Pass:
         tile_blocks = self.statics.tile_blocks
         self.table_copy(cursor, step).wait()
         first, end = self.seen_blocks(cursor)
-        slot = step % self.statics.num_buffers
-        before = cursor.c_tile * tile_blocks % TABLE_IDS
+        slot = _rem(step, self.statics.num_buffers)
+        before = _rem(cursor.c_tile * tile_blocks, TABLE_IDS)
 
         def start(index: Scalar) -> None:
-            block_id = self.refs.table_ids[step % 2, 0, before + index]
+            block_id = self.refs.table_ids[step & 1, 0, before + index]
             for copy in self.block_copies(block_id, index, slot):
                 copy.start()
 
@@ -298,7 +303,7 @@ class Pass:
         """Wait for exactly the bytes that `start_blocks` asked for."""
         refs = self.refs
         first, end = self.seen_blocks(cursor)
-        slot = step % self.statics.num_buffers
+        slot = _rem(step, self.statics.num_buffers)
         is_full = end - first == self.statics.tile_blocks
 
         @pl.when(is_full)
@@ -325,8 +330,8 @@ class Pass:
         size = self.kind.query_tokens
         return pltpu.make_async_copy(
             self.refs.q.at[pl.ds(self.tile_start(tile), size)],
-            self.refs.q_buffer.at[index % 2, pl.ds(0, size)],
-            self.refs.q_sem.at[index % 2],
+            self.refs.q_buffer.at[index & 1, pl.ds(0, size)],
+            self.refs.q_sem.at[index & 1],
         )
 
     def out_copies(
@@ -336,7 +341,7 @@ class Pass:
 
         To wait, only `index` and `num_tokens` need to be those of the start.
         """
-        size, slot = self.kind.query_tokens, index % 2
+        size, slot = self.kind.query_tokens, index & 1
         offset = tile.first - self.tile_start(tile)
 
         def copy(first: Scalar | int, count: int) -> Any:
@@ -351,8 +356,8 @@ class Pass:
             act(copy(0, size))
 
         if size > 1:
-            sixteens = jnp.where(num_tokens == size, 0, num_tokens // 16)
-            ones = jnp.where(num_tokens == size, 0, num_tokens % 16)
+            sixteens = jnp.where(num_tokens == size, 0, _div(num_tokens, 16))
+            ones = jnp.where(num_tokens == size, 0, _rem(num_tokens, 16))
             _loop(jnp.int32(0), sixteens, lambda i: act(copy(i * 16, 16)))
             _loop(jnp.int32(0), ones, lambda i: act(copy(sixteens * 16 + i, 1)))
 
@@ -368,7 +373,7 @@ class Pass:
         if not self.kind.is_decode:
             for head in range(statics.num_heads):
                 k, g = divmod(head, statics.group)
-                queries = refs.q_buffer[index % 2, :size, head, :]
+                queries = refs.q_buffer[index & 1, :size, head, :]
                 refs.q_rows[k, g * size : (g + 1) * size] = queries.astype(statics.dtype)
 
     def queries(self, k: Scalar | int, index: Scalar) -> jax.Array:
@@ -376,7 +381,7 @@ class Pass:
         statics = self.statics
         if self.kind.is_decode:
             heads = slice(k * statics.group, (k + 1) * statics.group)
-            return self.refs.q_buffer[index % 2, 0, heads, :].astype(statics.dtype)
+            return self.refs.q_buffer[index & 1, 0, heads, :].astype(statics.dtype)
         return self.refs.q_rows[k, : statics.group * self.kind.query_tokens]
 
     def lay_scales(self, slot: Scalar) -> None:
@@ -386,7 +391,7 @@ class Pass:
         those heads. Rotations do it, so that no value is touched.
         """
         refs, pieces = self.refs, LANES // SCALE_RUN
-        piece = lax.broadcasted_iota(jnp.int32, (pieces, LANES), 1) // SCALE_RUN
+        piece = lax.broadcasted_iota(jnp.int32, (pieces, LANES), 1) >> (SCALE_RUN.bit_length() - 1)
         for heads in range(0, refs.scales_buffer.shape[-1], LANES):
             for first_run in range(0, self.statics.context_tokens // SCALE_RUN, pieces):
                 laid = jnp.zeros((pieces, LANES), jnp.float32)
@@ -409,7 +414,7 @@ class Pass:
     def attend(self, cursor: Cursor, step: Scalar, index: Scalar) -> None:
         """Add one context tile to the sums of all heads of a query tile."""
         statics = self.statics
-        tile, slot = self.query_tile(cursor), step % statics.num_buffers
+        tile, slot = self.query_tile(cursor), _rem(step, statics.num_buffers)
         first = cursor.c_tile * statics.context_tokens  # position of the context tile
         if statics.is_quantised:
             self.lay_scales(slot)
@@ -499,7 +504,7 @@ class Pass:
         """Normalise and send a finished query tile; of a cut one, send the sums."""
         statics, refs, tile = self.statics, self.refs, self.query_tile(cursor)
         index, size = pending.num_done, self.kind.query_tokens
-        self.wait_out(index - 2, pending.before_last)
+        self.wait_out(index, pending.before_last)
         for head in range(statics.num_heads):
             k, g = divmod(head, statics.group)
             rows = slice(g * size, (g + 1) * size)
@@ -508,7 +513,7 @@ class Pass:
                 numerator = numerator / refs.denominator[k, rows, :1]
             else:
                 numerator = numerator / jnp.where(is_whole, refs.denominator[k, rows, :1], 1.0)
-            refs.out_buffer[index % 2, :size, head, :] = numerator
+            refs.out_buffer[index & 1, :size, head, :] = numerator
         num_tokens = tile.num_tokens
         if self.kind.is_decode and statics.num_cores > 1:
             num_tokens = jnp.where(is_whole, num_tokens, 0)
@@ -523,12 +528,12 @@ class Pass:
             for i, sums in enumerate((refs.maximum, refs.denominator)):
                 refs.stats_buffer[i, k * group : (k + 1) * group] = sums[k, :group]
         pltpu.sync_copy(refs.stats_buffer, refs.part_stats.at[core])
-        pltpu.sync_copy(refs.out_buffer.at[index % 2, 0], refs.part_out.at[core])
+        pltpu.sync_copy(refs.out_buffer.at[index & 1, 0], refs.part_out.at[core])
 
     def wait_out(self, index: Scalar, num_tokens: Scalar) -> None:
         """Wait for what query tile `index` sends; nothing if `num_tokens` is 0."""
         anywhere = QueryTile(jnp.int32(0), num_tokens, jnp.int32(0))
-        self.out_copies(anywhere, index % 2, num_tokens, lambda copy: copy.wait())
+        self.out_copies(anywhere, index, num_tokens, lambda copy: copy.wait())
 
     # All together.
 
@@ -536,9 +541,8 @@ class Pass:
         """Walk this core's steps."""
         num_ahead = self.statics.num_buffers - 1
         first = self.first()
-        begins_whole = first.c_tile == self.first_seen(self.query_tile(first)) // (
-            self.statics.context_tokens
-        )
+        first_seen = self.first_seen(self.query_tile(first))
+        begins_whole = first.c_tile == _div(first_seen, self.statics.context_tokens)
         zero = jnp.int32(0)
 
         @pl.when(self.is_valid(first))
@@ -597,8 +601,8 @@ class Pass:
             zero, first, ahead, jnp.bool_(True), begins_whole, Pending(zero, zero, zero),
         )  # fmt: skip
         *_, pending = lax.while_loop(lambda state: self.is_valid(state[1]), body, state)
-        self.wait_out(pending.num_done - 2, pending.before_last)
-        self.wait_out(pending.num_done - 1, pending.last)
+        self.wait_out(pending.num_done, pending.before_last)
+        self.wait_out(pending.num_done + 1, pending.last)
 
 
 def attention_kernel(statics: Statics, make_refs: Callable[..., Refs], *refs: Any) -> None:
