@@ -182,7 +182,7 @@ def _vmem_bytes(
         buffers * 2 * max(head_dim, LANES // 2)
         + 4 * padded_rows * lanes * 4  # queries and output, twice each
         + query_rows * (lanes * (4 + 2) + 2 * LANES * 4)  # sums, and queries as rows
-        + 3 * group_rows * tiles.context_tokens * 4  # scores, probabilities and what is between
+        + 3 * min(group_rows, max(256, tiles.query_tokens)) * tiles.context_tokens * 4  # scores
     )
 
 
@@ -286,9 +286,7 @@ def _first_tile(context_lens: jax.Array, statics: Statics) -> jax.Array:
     return first // statics.context_tokens
 
 
-def _share_decodes(
-    context_lens: jax.Array, cu_q_lens: jax.Array, statics: Statics
-) -> jax.Array:
+def _share_decodes(context_lens: jax.Array, cu_q_lens: jax.Array, statics: Statics) -> jax.Array:
     """[num_cores * 3]: first row, its first context tile and number of steps, for each core.
 
     The steps of all decodes in a line, cut into equal shares: one long row is split as well as
@@ -378,15 +376,13 @@ def _call(
     return found
 
 
-_OPTIONAL = ("scales_buffer", "scales_rows", "stats_buffer", "scales_sem")
+_OPTIONAL = ("scales_buffer", "scales_rows", "scales_sem")
 
 
-def _scratch(
-    statics: Statics, kv_blocks: jax.Array, kv_scales: jax.Array | None
-) -> dict[str, Any]:
+def _scratch(statics: Statics, kv_blocks: jax.Array, kv_scales: jax.Array | None) -> dict[str, Any]:
     """What the kernel keeps, by the name in `Refs`; None where it is not needed."""
     tokens, lanes, num_heads = statics.query_tokens, statics.value_lanes, statics.num_heads
-    rows = statics.group * tokens
+    rows = num_heads * tokens
     buffers, context = statics.num_buffers, statics.context_tokens
     num_kv_heads = statics.num_kv_heads
     scales_buffer = scales_rows = scales_sem = None
@@ -403,14 +399,11 @@ def _scratch(
         "scales_buffer": scales_buffer,
         "scales_rows": scales_rows,
         "q_buffer": pltpu.VMEM((2, tokens, num_heads, lanes), jnp.float32),
-        "q_rows": pltpu.VMEM((num_kv_heads, rows, lanes), statics.dtype),
-        "numerator": pltpu.VMEM((num_kv_heads, rows, lanes), jnp.float32),
-        "maximum": pltpu.VMEM((num_kv_heads, rows, LANES), jnp.float32),
-        "denominator": pltpu.VMEM((num_kv_heads, rows, LANES), jnp.float32),
+        "q_rows": pltpu.VMEM((rows, lanes), statics.dtype),
+        "numerator": pltpu.VMEM((rows, lanes), jnp.float32),
+        "maximum": pltpu.VMEM((rows, LANES), jnp.float32),
+        "denominator": pltpu.VMEM((rows, LANES), jnp.float32),
         "out_buffer": pltpu.VMEM((2, tokens, num_heads, lanes), jnp.float32),
-        "stats_buffer": (
-            pltpu.VMEM((2, num_heads, LANES), jnp.float32) if statics.num_cores > 1 else None
-        ),
         "table_sem": pltpu.SemaphoreType.DMA((2,)),
         "kv_sem": pltpu.SemaphoreType.DMA((buffers,)),
         "scales_sem": scales_sem,

@@ -122,14 +122,13 @@ class Refs(NamedTuple):
     table_ids: Any  # [2, 1, 128] SMEM
     kv_buffer: Any  # [B, K, C, 2H]
     scales_buffer: Any  # [B, C / 16, 1, X]
-    scales_rows: Any  # [X / 16, C]: a row per kv head of K and of V, see `scales_of`
+    scales_rows: Any  # [X / 16, C]: a row of factors per kv head, of K and then of V
     q_buffer: Any  # [2, query_tokens, N, lanes]
-    q_rows: Any  # [K, G * query_tokens, lanes]
-    numerator: Any  # [K, G * query_tokens, lanes] float32
-    maximum: Any  # [K, G * query_tokens, 128] float32, equal along the lanes
+    q_rows: Any  # [N * query_tokens, lanes]: the queries of one head after the other
+    numerator: Any  # [N * query_tokens, lanes] float32
+    maximum: Any  # [N * query_tokens, 128] float32, equal along the lanes
     denominator: Any  # likewise
     out_buffer: Any  # [2, query_tokens, N, lanes] float32
-    stats_buffer: Any  # [2, N, 128]
     table_sem: Any  # [2]
     kv_sem: Any  # [B]
     scales_sem: Any  # [B]
@@ -190,7 +189,9 @@ class Pass:
         row = jnp.minimum(row, self.statics.max_rows - 1)
         q_len = self.refs.cu_q_lens[row + 1] - self.refs.cu_q_lens[row]
         is_ours = (q_len >= self.kind.min_q_len) & (q_len <= self.kind.max_q_len)
-        return jnp.where(is_ours, _div(q_len + (self.kind.query_tokens - 1), self.kind.query_tokens), 0)
+        return jnp.where(
+            is_ours, _div(q_len + (self.kind.query_tokens - 1), self.kind.query_tokens), 0
+        )
 
     def query_tile(self, cursor: Cursor) -> QueryTile:
         row = jnp.minimum(cursor.row, self.statics.max_rows - 1)
@@ -363,55 +364,67 @@ class Pass:
 
     # The computation.
 
+    @property
+    def num_rows(self) -> int:
+        """Rows of the matrices of all heads: the queries of one head after the other."""
+        return self.statics.num_heads * self.kind.query_tokens
+
+    @property
+    def part_heads(self) -> int:
+        """Query heads, all of one kv head, whose rows are computed together.
+
+        Up to 256 rows: enough to keep a matrix unit at work on what it has loaded, few enough for
+        the values between the two products to stay near.
+        """
+        group, size = self.statics.group, self.kind.query_tokens
+        if self.kind.is_decode:
+            return group
+        return max(d for d in range(1, group + 1) if group % d == 0 and (d * size <= 256 or d == 1))
+
     def begin_tile(self, index: Scalar) -> None:
         """Empty sums; the queries, whose copy was started, as rows of matrices."""
-        statics, refs, size = self.statics, self.refs, self.kind.query_tokens
-        rows = statics.group * size
-        refs.maximum[:, :rows] = jnp.full((statics.num_kv_heads, rows, LANES), MASKED, jnp.float32)
+        refs, size = self.refs, self.kind.query_tokens
+        rows = pl.ds(0, self.num_rows)
+        refs.maximum[rows] = jnp.full((self.num_rows, LANES), MASKED, jnp.float32)
         for sums in (refs.denominator, refs.numerator):
-            sums[:, :rows] = jnp.zeros((statics.num_kv_heads, rows, sums.shape[-1]), jnp.float32)
-        if not self.kind.is_decode:
-            for head in range(statics.num_heads):
-                k, g = divmod(head, statics.group)
-                queries = refs.q_buffer[index & 1, :size, head, :]
-                refs.q_rows[k, g * size : (g + 1) * size] = queries.astype(statics.dtype)
-
-    def queries(self, k: Scalar | int, index: Scalar) -> jax.Array:
-        """Rows [G * query_tokens, lanes] of a kv head."""
-        statics = self.statics
+            sums[rows] = jnp.zeros((self.num_rows, sums.shape[1]), jnp.float32)
         if self.kind.is_decode:
-            heads = slice(k * statics.group, (k + 1) * statics.group)
-            return self.refs.q_buffer[index & 1, 0, heads, :].astype(statics.dtype)
-        return self.refs.q_rows[k, : statics.group * self.kind.query_tokens]
+            refs.q_rows[rows] = refs.q_buffer[index & 1, 0].astype(refs.q_rows.dtype)
+            return
+
+        def head(n: Scalar) -> None:
+            queries = refs.q_buffer[index & 1, pl.ds(0, size), pl.ds(n, 1), :]
+            refs.q_rows[self.rows_of(n, 1)] = queries.reshape(size, -1).astype(refs.q_rows.dtype)
+
+        _loop(jnp.int32(0), jnp.int32(self.statics.num_heads), head)
+
+    def rows_of(self, n: Scalar | int, num_heads: int) -> Any:
+        """Rows of the query heads n : n + num_heads."""
+        size = self.kind.query_tokens
+        first = n * size if isinstance(n, int) else pl.multiple_of(n * size, size)
+        return pl.ds(first, num_heads * size)
 
     def lay_scales(self, slot: Scalar) -> None:
         """Bring the scales of a tile from a row per run of slots to a row per kv head.
 
-        A row of 128 lanes holds 8 heads of one run; it becomes a piece of 16 lanes in the rows of
-        those heads. Rotations do it, so that no value is touched.
+        Rows of 8 runs x 8 heads of 16 lanes are transposed in one vector register, one diagonal
+        after the other: rotations and choices, so that no value is touched.
         """
         refs, pieces = self.refs, LANES // SCALE_RUN
+        row = lax.broadcasted_iota(jnp.int32, (pieces, LANES), 0)
         piece = lax.broadcasted_iota(jnp.int32, (pieces, LANES), 1) >> (SCALE_RUN.bit_length() - 1)
         for heads in range(0, refs.scales_buffer.shape[-1], LANES):
-            for first_run in range(0, self.statics.context_tokens // SCALE_RUN, pieces):
-                laid = jnp.zeros((pieces, LANES), jnp.float32)
-                for i in range(pieces):
-                    run = refs.scales_buffer[slot, first_run + i, :, heads : heads + LANES]
-                    # Row r turned by r + i + 1 pieces has head 7 - r at piece i.
-                    turned = jnp.broadcast_to(run, (pieces, LANES))
-                    turned = pltpu.roll(turned, 0, 1, stride=SCALE_RUN, stride_axis=0)
-                    turned = pltpu.roll(turned, (i + 1) * SCALE_RUN % LANES, 1)
-                    laid = jnp.where(piece == i, turned, laid)
+            for first in range(0, self.statics.context_tokens // SCALE_RUN, pieces):
+                runs = refs.scales_buffer[slot, first : first + pieces, 0, heads : heads + LANES]
+                laid = runs  # diagonal 0: head i of run i
+                for d in range(1, pieces):  # head i of run i - d
+                    turned = pltpu.roll(runs, (pieces - d) * SCALE_RUN, 1)
+                    turned = pltpu.roll(turned, d, 0)
+                    laid = jnp.where((row - piece) & (pieces - 1) == d, turned, laid)
                 rows = pl.ds(heads // SCALE_RUN, pieces)
-                refs.scales_rows[rows, pl.ds(first_run * SCALE_RUN, LANES)] = laid
+                refs.scales_rows[rows, pl.ds(first * SCALE_RUN, LANES)] = laid
 
-    def scales_of(self, head: Scalar | int) -> jax.Array:
-        """[1, C]: factors of the tile for a kv head; K's are heads 0..K-1, V's K..2K-1."""
-        row = head ^ (LANES // SCALE_RUN - 1)  # see `lay_scales`
-        scales: jax.Array = self.refs.scales_rows[pl.ds(row, 1), :]
-        return scales
-
-    def attend(self, cursor: Cursor, step: Scalar, index: Scalar) -> None:
+    def attend(self, cursor: Cursor, step: Scalar) -> None:
         """Add one context tile to the sums of all heads of a query tile."""
         statics = self.statics
         tile, slot = self.query_tile(cursor), _rem(step, statics.num_buffers)
@@ -422,39 +435,42 @@ class Pass:
         if statics.sliding_window is not None:
             is_inner &= tile.last_position - first < statics.sliding_window
 
-        def heads(is_edge: bool) -> None:
-            def head(k: Scalar | int) -> None:
-                self.attend_head(k, tile, first, slot, index, is_edge=is_edge)
+        num_parts = statics.num_heads // self.part_heads
+
+        def parts(is_edge: bool) -> None:
+            def part(i: Scalar | int) -> None:
+                self.attend_part(i, tile, first, slot, is_edge=is_edge)
 
             # Unrolled, the latencies of one head hide behind the others. A tile of many queries
             # keeps the units busy by itself.
             if self.kind.is_decode:
-                for k in range(statics.num_kv_heads):
-                    head(k)
+                for i in range(num_parts):
+                    part(i)
             else:
-                _loop(jnp.int32(0), jnp.int32(statics.num_kv_heads), head)
+                _loop(jnp.int32(0), jnp.int32(num_parts), part)
 
-        pl.when(is_inner)(lambda: heads(False))
-        pl.when(~is_inner)(lambda: heads(True))
+        pl.when(is_inner)(lambda: parts(False))
+        pl.when(~is_inner)(lambda: parts(True))
 
-    def attend_head(
-        self, k: Scalar | int, tile: QueryTile, first: Scalar, slot: Scalar, index: Scalar, *,
-        is_edge: bool,
-    ) -> None:  # fmt: skip
-        """Online softmax of one kv head over one context tile that starts at position `first`."""
-        statics, refs = self.statics, self.refs
-        rows = statics.group * self.kind.query_tokens
+    def attend_part(
+        self, i: Scalar | int, tile: QueryTile, first: Scalar, slot: Scalar, *, is_edge: bool
+    ) -> None:
+        """Online softmax of `part_heads` heads over a context tile that starts at `first`."""
+        statics, refs, num_heads = self.statics, self.refs, self.part_heads
+        parts_of_kv_head = statics.group // num_heads
+        k = i // parts_of_kv_head if isinstance(i, int) else _div(i, parts_of_kv_head)
+        rows = self.rows_of(i * num_heads, num_heads)
         keys, values = self.keys_and_values(k, slot)
-        scores = _dot(self.queries(k, index), keys, 1)
+        scores = _dot(refs.q_rows[rows], keys, 1)
         if statics.is_quantised:
-            scores *= self.scales_of(k)
+            scores *= refs.scales_rows[pl.ds(k, 1), :]
         if is_edge:
             scores = jnp.where(self.visible(tile, first), scores, MASKED)
-        before = refs.maximum[k, :rows, :1]
+        before = refs.maximum[rows, :1]
         maximum = jnp.maximum(before, jnp.max(scores, axis=1, keepdims=True))
         decay = jnp.exp(before - maximum)
         probs = jnp.exp(scores - maximum)
-        denominator = refs.denominator[k, :rows, :1] * decay + jnp.sum(probs, 1, keepdims=True)
+        denominator = refs.denominator[rows, :1] * decay + jnp.sum(probs, 1, keepdims=True)
         if statics.is_quantised:
             probs *= self.value_scales(k, tile, first, is_edge=is_edge)
         if is_edge:
@@ -462,9 +478,9 @@ class Pass:
             is_seen = (position >= self.first_seen(tile)) & (position <= tile.last_position)
             values = jnp.where(is_seen, values, jnp.zeros_like(values))
         added = _dot(probs.astype(statics.dtype), values, 0)
-        refs.numerator[k, :rows] = refs.numerator[k, :rows] * decay + added
-        refs.maximum[k, :rows] = jnp.broadcast_to(maximum, (rows, LANES))
-        refs.denominator[k, :rows] = jnp.broadcast_to(denominator, (rows, LANES))
+        refs.numerator[rows] = refs.numerator[rows] * decay + added
+        refs.maximum[rows] = jnp.broadcast_to(maximum, (maximum.shape[0], LANES))
+        refs.denominator[rows] = jnp.broadcast_to(denominator, (denominator.shape[0], LANES))
 
     def keys_and_values(self, k: Scalar | int, slot: Scalar) -> tuple[jax.Array, jax.Array]:
         """[C, lanes] each; below 128 lanes of both they are the same array, K beside V.
@@ -478,9 +494,9 @@ class Pass:
         return both[:, :head_dim], both[:, head_dim:]
 
     def visible(self, tile: QueryTile, first: Scalar) -> jax.Array:
-        """[G * query_tokens, C]: which query sees which token."""
+        """[part_heads * query_tokens, C]: which query sees which token."""
         statics, size = self.statics, self.kind.query_tokens
-        shape = (statics.group * size, statics.context_tokens)
+        shape = (self.part_heads * size, statics.context_tokens)
         start = tile.first_position - (tile.first - self.tile_start(tile))
         query = start + (lax.broadcasted_iota(jnp.int32, shape, 0) & (size - 1))
         distance = query - (first + lax.broadcasted_iota(jnp.int32, shape, 1))
@@ -493,7 +509,7 @@ class Pass:
         self, k: Scalar | int, tile: QueryTile, first: Scalar, *, is_edge: bool
     ) -> jax.Array:
         """[1, C] factors of V; 0 for what no query sees, whose own may be NaN."""
-        scales = self.scales_of(self.statics.num_kv_heads + k)
+        scales: jax.Array = self.refs.scales_rows[pl.ds(self.statics.num_kv_heads + k, 1), :]
         if not is_edge:
             return scales
         position = first + lax.broadcasted_iota(jnp.int32, scales.shape, 1)
@@ -502,33 +518,53 @@ class Pass:
 
     def end_tile(self, cursor: Cursor, pending: Pending, is_whole: Scalar) -> Pending:
         """Normalise and send a finished query tile; of a cut one, send the sums."""
-        statics, refs, tile = self.statics, self.refs, self.query_tile(cursor)
-        index, size = pending.num_done, self.kind.query_tokens
+        tile, index = self.query_tile(cursor), pending.num_done
         self.wait_out(index, pending.before_last)
-        for head in range(statics.num_heads):
-            k, g = divmod(head, statics.group)
-            rows = slice(g * size, (g + 1) * size)
-            numerator = refs.numerator[k, rows]
-            if statics.num_cores == 1 or not self.kind.is_decode:
-                numerator = numerator / refs.denominator[k, rows, :1]
-            else:
-                numerator = numerator / jnp.where(is_whole, refs.denominator[k, rows, :1], 1.0)
-            refs.out_buffer[index & 1, :size, head, :] = numerator
         num_tokens = tile.num_tokens
-        if self.kind.is_decode and statics.num_cores > 1:
-            num_tokens = jnp.where(is_whole, num_tokens, 0)
-            pl.when(~is_whole)(lambda: self.send_part(index))
+        if self.kind.is_decode:
+            num_tokens = self.end_decode(index, is_whole)
+        else:
+            self.end_queries(index)
         self.out_copies(tile, index, num_tokens, lambda copy: copy.start())
         return Pending(index + 1, pending.last, num_tokens)
 
-    def send_part(self, index: Scalar) -> None:
-        """The sums of a decode that another core goes on with; at most one for each core."""
-        refs, core, group = self.refs, pl.program_id(0), self.statics.group
-        for k in range(self.statics.num_kv_heads):
+    def end_queries(self, index: Scalar) -> None:
+        """Bring a tile's answers from a head's rows to tokens."""
+        refs, size = self.refs, self.kind.query_tokens
+
+        def head(n: Scalar) -> None:
+            rows = self.rows_of(n, 1)
+            answers = refs.numerator[rows] / refs.denominator[rows, :1]
+            answers = answers.reshape(size, 1, -1)
+            refs.out_buffer[index & 1, pl.ds(0, size), pl.ds(n, 1), :] = answers
+
+        _loop(jnp.int32(0), jnp.int32(self.statics.num_heads), head)
+
+    def end_decode(self, index: Scalar, is_whole: Scalar) -> Scalar:
+        """The answer of a decode, or the sums of one that the other core has a part of too.
+
+        Returns:
+            How many tokens are to be sent to `out`: 1 or 0.
+        """
+        refs, rows = self.refs, pl.ds(0, self.num_rows)
+        answers = refs.numerator[rows] / refs.denominator[rows, :1]
+        if self.statics.num_cores == 1:
+            refs.out_buffer[index & 1, 0] = answers
+            return jnp.int32(1)
+        refs.out_buffer[index & 1, 0] = jnp.where(is_whole, answers, refs.numerator[rows])
+
+        @pl.when(~is_whole)
+        def _() -> None:
+            core, sem = pl.program_id(0), refs.out_sem.at[index & 1]
+            copies = [(refs.out_buffer.at[index & 1, 0], refs.part_out.at[core])]
             for i, sums in enumerate((refs.maximum, refs.denominator)):
-                refs.stats_buffer[i, k * group : (k + 1) * group] = sums[k, :group]
-        pltpu.sync_copy(refs.stats_buffer, refs.part_stats.at[core])
-        pltpu.sync_copy(refs.out_buffer.at[index & 1, 0], refs.part_out.at[core])
+                copies.append((sums.at[rows], refs.part_stats.at[core, i]))
+            for source, target in copies:  # at most once for each core: no need to overlap
+                copy = pltpu.make_async_copy(source, target, sem)
+                copy.start()
+                copy.wait()
+
+        return is_whole.astype(jnp.int32)
 
     def wait_out(self, index: Scalar, num_tokens: Scalar) -> None:
         """Wait for what query tile `index` sends; nothing if `num_tokens` is 0."""
@@ -586,7 +622,7 @@ class Pass:
                 self.begin_tile(index)
 
             self.wait_blocks(cursor, step)
-            self.attend(cursor, step, index)
+            self.attend(cursor, step)
             is_end = self.is_last_of_tile(cursor)
             is_whole = is_whole & (is_end | (cursor.left > 1))
             is_last = is_end | (cursor.left == 1)
