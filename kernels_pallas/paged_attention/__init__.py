@@ -37,7 +37,7 @@ def choose_backend(platform: str) -> str:
     """
     if platform not in ("cpu", "gpu", "cuda", "rocm", "tpu"):
         raise ValueError(f"platform must be cpu, gpu or tpu, got {platform=}")
-    return "xla"  # the only fast backend so far; the Pallas ones take their platforms over
+    return "pallas_tpu" if platform == "tpu" else "xla"
 
 
 def backend_module(backend: str) -> ModuleType:

@@ -84,8 +84,10 @@ class Tiles:
     num_cores: int
 
     def check(self, block_size: int) -> None:
-        """Raises:
-        ValueError: a rule of `Args` is broken.
+        """The rules of `Args`, for blocks of this size.
+
+        Raises:
+            ValueError: one is broken.
         """
         blocks = self.context_tokens // block_size
         good = (
@@ -135,8 +137,8 @@ def default_tiles(
         num_buffers=3,
         num_cores=1 if device_kind in ONE_CORE else 2,
     )
-    statics = partial(_vmem_bytes, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize)
-    while statics(tiles) > budget and (tiles.query_tokens > SHORT or tiles.context_tokens > LANES):
+    used = partial(vmem_bytes, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize)
+    while used(tiles) > budget and (tiles.query_tokens > SHORT or tiles.context_tokens > LANES):
         if tiles.query_tokens > SHORT:
             tiles = replace(tiles, query_tokens=tiles.query_tokens // 2)
         else:
@@ -147,21 +149,24 @@ def default_tiles(
 
 
 def candidate_tiles(base: Tiles, block_size: int) -> Iterator[Tiles]:
-    """`base` and its neighbours, for a search; those that do not fit fail to compile."""
-    for query_factor in (1, 0.5, 2):
-        for context_factor in (1, 0.5, 2):
-            for num_buffers in (base.num_buffers, 2, 4):
-                tiles = replace(
-                    base,
-                    query_tokens=max(SHORT, int(base.query_tokens * query_factor)),
-                    context_tokens=int(base.context_tokens * context_factor),
-                    num_buffers=num_buffers,
-                )
-                try:
-                    tiles.check(block_size)
-                except ValueError:
-                    continue
-                yield tiles
+    """`base` and its neighbours, each once, for a search; those too large fail to compile."""
+    sizes = {
+        replace(
+            base,
+            query_tokens=max(SHORT, base.query_tokens * query_halves // 2),
+            context_tokens=base.context_tokens * context_halves // 2,
+            num_buffers=num_buffers,
+        ): None
+        for query_halves in (2, 1, 4)
+        for context_halves in (2, 1, 4)
+        for num_buffers in (base.num_buffers, 2, 4)
+    }
+    for tiles in sizes:
+        try:
+            tiles.check(block_size)
+        except ValueError:
+            continue
+        yield tiles
 
 
 def _power_of_two(limit: int) -> int:
@@ -169,7 +174,7 @@ def _power_of_two(limit: int) -> int:
     return 1 << (max(1, limit).bit_length() - 1)
 
 
-def _vmem_bytes(
+def vmem_bytes(
     num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int, tiles: Tiles
 ) -> int:
     """VMEM of the scratch and of the largest values between."""
@@ -257,8 +262,11 @@ def paged_attention(
 
 
 def check_supported(*, block_size: int, head_dim: int) -> None:
-    """Raises:
-    NotImplementedError: what the copies of a TPU cannot place.
+    """Shapes that both kernels of this backend take.
+
+    Raises:
+        NotImplementedError: others; a tile of the cache would not be filled by whole lanes and
+            rows.
     """
     if block_size not in BLOCK_SIZES:
         raise NotImplementedError(

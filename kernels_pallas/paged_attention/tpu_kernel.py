@@ -633,10 +633,9 @@ class Pass:
             )
             return step + 1, self.next(cursor), ahead, is_last, is_whole | is_last, pending
 
-        state = (
-            zero, first, ahead, jnp.bool_(True), begins_whole, Pending(zero, zero, zero),
-        )  # fmt: skip
-        *_, pending = lax.while_loop(lambda state: self.is_valid(state[1]), body, state)
+        none = Pending(zero, zero, zero)
+        state = (zero, first, ahead, jnp.bool_(True), begins_whole, none)
+        pending = lax.while_loop(lambda state: self.is_valid(state[1]), body, state)[-1]
         self.wait_out(pending.num_done, pending.before_last)
         self.wait_out(pending.num_done + 1, pending.last)
 

@@ -19,7 +19,6 @@ not know: block tables.
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -357,7 +356,7 @@ class Kernel:
             self.merge_scales(run, buffer, turned(refs.factors[window]))
 
     def mask(self, run: Run) -> jax.Array:
-        """Ones in the bits of the run's slots. A 32-bit row holds several slots, the first lowest."""
+        """Ones in the bits of the run's slots; 32 bits hold several slots, the first lowest."""
         bits = 8 * self.statics.dtype.itemsize
         per_row = 32 // bits
         shape = (self.statics.group // per_row, 2 * self.statics.head_dim)
@@ -371,7 +370,7 @@ class Kernel:
         return mask
 
     def merge_scales(self, run: Run, buffer: Scalar, factors: jax.Array) -> None:
-        """factors [group, F], a row per slot and a lane per kv head -> a row of lanes per 16 slots."""
+        """Bring factors [group, F], a row per slot, to a row of lanes per 16 slots."""
         refs, pieces = self.refs, LANES // SCALE_RUN
         shape = (SCALE_RUN, LANES)
         slot = lax.broadcasted_iota(jnp.int32, shape, 0)
@@ -388,7 +387,9 @@ class Kernel:
                     head = heads // SCALE_RUN + j
                     if head < 2 * self.statics.num_kv_heads:
                         column = jnp.broadcast_to(of_run[:, head : head + 1], shape)
-                        spread = jnp.where(lane >> (SCALE_RUN.bit_length() - 1) == j, column, spread)
+                        spread = jnp.where(
+                            lane >> (SCALE_RUN.bit_length() - 1) == j, column, spread
+                        )
                 new = jnp.sum(jnp.where(is_own, spread, 0.0), axis=0, keepdims=True)
                 lanes = slice(heads, heads + LANES)
                 old = refs.merged_scales[buffer, row, :, lanes]
