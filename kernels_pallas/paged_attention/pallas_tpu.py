@@ -23,6 +23,8 @@ from kernels_pallas.paged_attention.tpu_kernel import (
     Refs,
     Statics,
     attention_kernel,
+    pack,
+    unpack,
 )
 from kernels_pallas.paged_attention.tpu_layout import (
     LANES,
@@ -246,14 +248,20 @@ def paged_attention(
     cu_q_lens = cu_q_lens[real_rows]
     shares = _share_decodes(context_lens, cu_q_lens, statics)
     # Lanes past H multiply V where it shares a tile of lanes with K.
-    queries = jnp.pad(
+    heads = jnp.pad(
         q.astype(jnp.float32) * scale,
-        ((0, padded - num_tokens), (0, 0), (0, statics.value_lanes - head_dim)),
+        (
+            (0, padded - num_tokens),
+            (0, statics.num_words * statics.packing - num_heads),
+            (0, statics.value_lanes - head_dim),
+        ),
     )
+    queries = pack(jnp.split(heads, statics.packing, axis=1))
     out, *parts = _call(
         statics, context_lens, cu_q_lens, shares, _table(block_table), queries, kv_blocks,
         kv_scales, limit=VMEM_BYTES.get(device_kind or "", LEAST_VMEM_BYTES),
     )  # fmt: skip
+    out = jnp.concatenate(unpack(out), axis=1)[:, :num_heads]
     if parts:
         out = _put_together(out, parts, shares, context_lens, cu_q_lens, statics)
     is_real = jnp.arange(num_tokens, dtype=jnp.int32) < cu_q_lens[-1]
@@ -346,13 +354,14 @@ def _call(
     *,
     limit: int,
 ) -> list[jax.Array]:
-    """The kernel: out [T, N, lanes] float32, and the parts of a cut decode if there are cores."""
+    """The kernel: out [T, num_words, lanes], and the parts of a cut decode if there are cores."""
     operands = [context_lens, cu_q_lens, shares, table, queries, kv_blocks]
-    outputs = [jax.ShapeDtypeStruct(queries.shape, jnp.float32)]
+    outputs = [jax.ShapeDtypeStruct(queries.shape, queries.dtype)]
     if kv_scales is not None:
         operands.append(kv_scales)
     if statics.num_cores > 1:
-        for shape in (queries.shape[1:], (2, queries.shape[1], LANES)):
+        num_heads, lanes = statics.num_heads, statics.value_lanes
+        for shape in ((num_heads, lanes), (2, num_heads, LANES)):
             outputs.append(jax.ShapeDtypeStruct((statics.num_cores, *shape), jnp.float32))
     has = {
         "scales": kv_scales is not None,
@@ -389,8 +398,9 @@ _OPTIONAL = ("scales_buffer", "scales_rows", "scales_sem")
 
 def _scratch(statics: Statics, kv_blocks: jax.Array, kv_scales: jax.Array | None) -> dict[str, Any]:
     """What the kernel keeps, by the name in `Refs`; None where it is not needed."""
-    tokens, lanes, num_heads = statics.query_tokens, statics.value_lanes, statics.num_heads
-    rows = num_heads * tokens
+    tokens, lanes, num_words = statics.query_tokens, statics.value_lanes, statics.num_words
+    rows = num_words * statics.packing * tokens
+    word = jnp.float32 if statics.packing == 1 else jnp.uint32
     buffers, context = statics.num_buffers, statics.context_tokens
     num_kv_heads = statics.num_kv_heads
     scales_buffer = scales_rows = scales_sem = None
@@ -406,12 +416,12 @@ def _scratch(statics: Statics, kv_blocks: jax.Array, kv_scales: jax.Array | None
         ),
         "scales_buffer": scales_buffer,
         "scales_rows": scales_rows,
-        "q_buffer": pltpu.VMEM((2, tokens, num_heads, lanes), jnp.float32),
+        "q_buffer": pltpu.VMEM((2, tokens, num_words, lanes), word),
         "q_rows": pltpu.VMEM((rows, lanes), statics.dtype),
         "numerator": pltpu.VMEM((rows, lanes), jnp.float32),
         "maximum": pltpu.VMEM((rows, LANES), jnp.float32),
         "denominator": pltpu.VMEM((rows, LANES), jnp.float32),
-        "out_buffer": pltpu.VMEM((2, tokens, num_heads, lanes), jnp.float32),
+        "out_buffer": pltpu.VMEM((2, tokens, num_words, lanes), word),
         "table_sem": pltpu.SemaphoreType.DMA((2,)),
         "kv_sem": pltpu.SemaphoreType.DMA((buffers,)),
         "scales_sem": scales_sem,

@@ -74,6 +74,16 @@ class Statics:
         return self.num_kv_heads * self.group
 
     @property
+    def packing(self) -> int:
+        """Heads in one 32-bit word of queries and output."""
+        return 4 // self.dtype.itemsize
+
+    @property
+    def num_words(self) -> int:
+        """Words of a token: N / packing, rounded up. Word w has the heads w + i * num_words."""
+        return -(-self.num_heads // self.packing)
+
+    @property
     def tile_blocks(self) -> int:
         """Blocks of a context tile."""
         return self.context_tokens // self.block_size
@@ -113,22 +123,22 @@ class Refs(NamedTuple):
     cu_q_lens: Any  # [R + 1] SMEM, flat from num_rows on
     shares: Any  # [num_cores * 3] SMEM: first row, first context tile, steps of the decodes
     table: Any  # [R, ceil(M / 128), 1, 128]
-    q: Any  # [T, N, lanes] float32, scaled
+    q: Any  # [T, num_words, lanes] scaled, words as `pack` makes them
     kv: Any  # [P, K, S, 2H]
     scales: Any  # [P, S / 16, 1, X]
-    out: Any  # [T, N, lanes] float32
+    out: Any  # [T, num_words, lanes] words
     part_out: Any  # [num_cores, N, lanes] float32: numerator of a decode cut by the share's edge
     part_stats: Any  # [num_cores, 2, N, 128] float32: its maximum and denominator
     table_ids: Any  # [2, 1, 128] SMEM
     kv_buffer: Any  # [B, K, C, 2H]
     scales_buffer: Any  # [B, C / 16, 1, X]
     scales_rows: Any  # [X / 16, C]: a row of factors per kv head, of K and then of V
-    q_buffer: Any  # [2, query_tokens, N, lanes]
-    q_rows: Any  # [N * query_tokens, lanes]: the queries of one head after the other
-    numerator: Any  # [N * query_tokens, lanes] float32
-    maximum: Any  # [N * query_tokens, 128] float32, equal along the lanes
+    q_buffer: Any  # [2, query_tokens, num_words, lanes]
+    q_rows: Any  # [N' * query_tokens, lanes]: the queries of one head after the other
+    numerator: Any  # [N' * query_tokens, lanes] float32, N' = num_words * packing
+    maximum: Any  # [N' * query_tokens, 128] float32, equal along the lanes
     denominator: Any  # likewise
-    out_buffer: Any  # [2, query_tokens, N, lanes] float32
+    out_buffer: Any  # [2, query_tokens, num_words, lanes]
     table_sem: Any  # [2]
     kv_sem: Any  # [B]
     scales_sem: Any  # [B]
@@ -388,15 +398,18 @@ class Pass:
         refs.maximum[rows] = jnp.full((self.num_rows, LANES), MASKED, jnp.float32)
         for sums in (refs.denominator, refs.numerator):
             sums[rows] = jnp.zeros((self.num_rows, sums.shape[1]), jnp.float32)
+        num_words, dtype = self.statics.num_words, self.statics.dtype
         if self.kind.is_decode:
-            refs.q_rows[rows] = refs.q_buffer[index & 1, 0].astype(refs.q_rows.dtype)
+            heads = jnp.concatenate(unpack(refs.q_buffer[index & 1, 0]))
+            refs.q_rows[pl.ds(0, heads.shape[0])] = heads.astype(dtype)
             return
 
-        def head(n: Scalar) -> None:
-            queries = refs.q_buffer[index & 1, pl.ds(0, size), pl.ds(n, 1), :]
-            refs.q_rows[self.rows_of(n, 1)] = queries.reshape(size, -1).astype(refs.q_rows.dtype)
+        def word(w: Scalar) -> None:
+            words = refs.q_buffer[index & 1, pl.ds(0, size), pl.ds(w, 1), :].reshape(size, -1)
+            for i, queries in enumerate(unpack(words)):
+                refs.q_rows[self.rows_of(w + i * num_words, 1)] = queries.astype(dtype)
 
-        _loop(jnp.int32(0), jnp.int32(self.statics.num_heads), head)
+        _loop(jnp.int32(0), jnp.int32(num_words), word)
 
     def rows_of(self, n: Scalar | int, num_heads: int) -> Any:
         """Rows of the query heads n : n + num_heads."""
@@ -532,13 +545,17 @@ class Pass:
         """Bring a tile's answers from a head's rows to tokens."""
         refs, size = self.refs, self.kind.query_tokens
 
-        def head(n: Scalar) -> None:
-            rows = self.rows_of(n, 1)
-            answers = refs.numerator[rows] / refs.denominator[rows, :1]
-            answers = answers.reshape(size, 1, -1)
-            refs.out_buffer[index & 1, pl.ds(0, size), pl.ds(n, 1), :] = answers
+        num_words, packing = self.statics.num_words, self.statics.packing
 
-        _loop(jnp.int32(0), jnp.int32(self.statics.num_heads), head)
+        def word(w: Scalar) -> None:
+            answers = []
+            for i in range(packing):
+                rows = self.rows_of(w + i * num_words, 1)
+                answers.append(refs.numerator[rows] / refs.denominator[rows, :1])
+            words = pack(answers).reshape(size, 1, -1)
+            refs.out_buffer[index & 1, pl.ds(0, size), pl.ds(w, 1), :] = words
+
+        _loop(jnp.int32(0), jnp.int32(num_words), word)
 
     def end_decode(self, index: Scalar, is_whole: Scalar) -> Scalar:
         """The answer of a decode, or the sums of one that the other core has a part of too.
@@ -546,17 +563,20 @@ class Pass:
         Returns:
             How many tokens are to be sent to `out`: 1 or 0.
         """
-        refs, rows = self.refs, pl.ds(0, self.num_rows)
-        answers = refs.numerator[rows] / refs.denominator[rows, :1]
+        refs, num_words, packing = self.refs, self.statics.num_words, self.statics.packing
+        heads = pl.ds(0, num_words * packing)
+        answers = refs.numerator[heads] / refs.denominator[heads, :1]
+        refs.out_buffer[index & 1, 0] = pack(
+            [answers[i * num_words : (i + 1) * num_words] for i in range(packing)]
+        )
         if self.statics.num_cores == 1:
-            refs.out_buffer[index & 1, 0] = answers
             return jnp.int32(1)
-        refs.out_buffer[index & 1, 0] = jnp.where(is_whole, answers, refs.numerator[rows])
 
         @pl.when(~is_whole)
         def _() -> None:
             core, sem = pl.program_id(0), refs.out_sem.at[index & 1]
-            copies = [(refs.out_buffer.at[index & 1, 0], refs.part_out.at[core])]
+            rows = pl.ds(0, self.num_rows)
+            copies = [(refs.numerator.at[rows], refs.part_out.at[core])]
             for i, sums in enumerate((refs.maximum, refs.denominator)):
                 copies.append((sums.at[rows], refs.part_stats.at[core, i]))
             for source, target in copies:  # at most once for each core: no need to overlap
@@ -644,6 +664,29 @@ def attention_kernel(statics: Statics, make_refs: Callable[..., Refs], *refs: An
     """The body that Pallas traces: one pass after the other."""
     for kind in kinds(statics):
         Pass(statics, kind, make_refs(*refs)).run()
+
+
+def pack(heads: list[jax.Array]) -> jax.Array:
+    """One array of float32 as it is; two, in 32-bit words, the first rounded to the lower half.
+
+    A word of two heads moves at any token and any pair of heads, where 16-bit numbers could be
+    moved by whole tiles only.
+    """
+    if len(heads) == 1:
+        return heads[0]
+    low, high = (
+        lax.bitcast_convert_type(x.astype(jnp.bfloat16).astype(jnp.float32), jnp.uint32)
+        for x in heads
+    )
+    return (low >> 16) | high
+
+
+def unpack(words: jax.Array) -> list[jax.Array]:
+    """The float32 numbers that `pack` was given, rounded."""
+    if words.dtype == jnp.float32:
+        return [words]
+    halves = (words << 16, words & jnp.uint32(0xFFFF0000))
+    return [lax.bitcast_convert_type(half, jnp.float32) for half in halves]
 
 
 def _dot(a: jax.Array, b: jax.Array, b_axis: int) -> jax.Array:
