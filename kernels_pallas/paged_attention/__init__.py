@@ -18,14 +18,14 @@ from typing import Any
 
 import jax
 
-from kernels_pallas.paged_attention import reference, xla
+from kernels_pallas.paged_attention import pallas_tpu, reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
 from kernels_pallas.tiles import TileCase, choose_tiles
 
 __all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
 
-_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla}
-_PLANNED = ("pallas_tpu", "pallas_gpu")
+_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla, "pallas_tpu": pallas_tpu}
+_PLANNED = ("pallas_gpu",)
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
@@ -39,7 +39,7 @@ def choose_backend(platform: str) -> str:
     """
     if platform not in ("cpu", "gpu", "cuda", "rocm", "tpu"):
         raise ValueError(f"platform must be cpu, gpu or tpu, got {platform=}")
-    return "xla"  # the only fast backend so far; the Pallas ones take their platforms over
+    return "pallas_tpu" if platform == "tpu" else "xla"
 
 
 def backend_module(backend: str) -> ModuleType:

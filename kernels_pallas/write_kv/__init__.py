@@ -13,12 +13,12 @@ import jax.numpy as jnp
 
 from kernels_pallas.paged_attention import backend_module as attention_module
 from kernels_pallas.paged_attention.validation import SUPPORTED_DTYPES, check_kv_dtype
-from kernels_pallas.write_kv import reference, xla
+from kernels_pallas.write_kv import pallas_tpu, reference, xla
 
 __all__ = ["BACKENDS", "backend_module", "write_kv"]
 
-_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla}
-_PLANNED = ("pallas_tpu", "pallas_gpu")
+_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla, "pallas_tpu": pallas_tpu}
+_PLANNED = ("pallas_gpu",)
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 

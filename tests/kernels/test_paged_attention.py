@@ -1,4 +1,4 @@
-"""Conformance of every paged_attention backend against a dense numpy oracle."""
+"""Conformance of the host's backends against a dense numpy oracle; Pallas has files of its own."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,6 @@ import pytest
 
 from kernels_pallas import problems
 from kernels_pallas.paged_attention import (
-    BACKENDS,
     backend_module,
     choose_backend,
     paged_attention,
@@ -18,7 +17,7 @@ from kernels_pallas.tolerances import tolerance
 
 F32, BF16 = jnp.dtype(jnp.float32), jnp.dtype(jnp.bfloat16)
 
-pytestmark = pytest.mark.parametrize("backend", BACKENDS)
+pytestmark = pytest.mark.parametrize("backend", ["reference", "xla"])
 
 
 def make_problem(*args: object, **sizes: object) -> Problem:
@@ -176,8 +175,7 @@ def test_one_compile_serves_all_contexts(backend: str) -> None:
 
 
 def test_auto_choice_is_a_backend(backend: str) -> None:
-    for platform in ("cpu", "gpu", "tpu"):
-        assert choose_backend(platform) == "xla"
+    assert [choose_backend(name) for name in ("cpu", "gpu", "tpu")] == ["xla", "xla", "pallas_tpu"]
     with pytest.raises(ValueError, match="platform='quantum'"):
         choose_backend("quantum")
     assert backend_module(backend).__name__.endswith(backend)
