@@ -54,6 +54,8 @@ def model(name="biased"):
         **CONFIGS[name],
     )
     parameters = random_parameters(config)
+    for bias in [name for name in parameters if name.endswith("bias")]:
+        parameters[bias] = parameters[bias] * np.float32(20)  # so that one added n times would show
     return LoadedModel(config=config, parameters=parameters, tokenizer=None, name=name)
 
 
