@@ -67,7 +67,9 @@ def real_engine(
         weight_bytes=sum(
             array.nbytes // num_parts(name, num_devices) for name, array in model.parameters.items()
         ),
-        step_bytes=memory.step_bytes(part, num_tokens=budget, num_rows=settings.max_num_seqs),
+        step_bytes=memory.step_bytes(
+            part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
+        ),
         bytes_per_block=layout.bytes_per_block,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,

@@ -15,7 +15,7 @@ from jaxtyping import Array
 
 from kernels_pallas.paged_attention import backend_module
 from kernels_pallas.quantised import FP8, INT8
-from paxserve.device.sharding import AXIS, group_size
+from paxserve.device.sharding import AXIS
 from paxserve.models.config import ModelConfig
 
 # What `kv_cache_dtype` may be, beside auto: the dtype of the activations.
@@ -96,7 +96,7 @@ def _over(mesh: Mesh | None, axis: int, shape: tuple[int, ...], dtype: jnp.dtype
     """A `jax.ShapeDtypeStruct` of an array of which every device of the mesh holds `shape`."""
     if mesh is None:
         return jax.ShapeDtypeStruct(shape, dtype)
-    whole = (*shape[:axis], shape[axis] * group_size(mesh), *shape[axis + 1 :])
+    whole = (*shape[:axis], shape[axis] * mesh.size, *shape[axis + 1 :])
     spec = PartitionSpec(*[AXIS if i == axis else None for i in range(len(shape))])
     return jax.ShapeDtypeStruct(whole, dtype, sharding=NamedSharding(mesh, spec))
 

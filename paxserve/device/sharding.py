@@ -27,6 +27,7 @@ from paxserve.models.config import ModelConfig
 
 AXIS = "model"
 
+_SHARED = ("num_kv_heads", "num_heads", "mlp_size", "vocab_size")
 _EVERYWHERE = PartitionSpec()
 _SPLIT = {
     **dict.fromkeys(("q", "k", "v", "gate", "up", "lm_head"), PartitionSpec(None, AXIS)),
@@ -46,13 +47,13 @@ def check_group(config: ModelConfig, size: int) -> None:
     """
     if isinstance(size, bool) or not isinstance(size, int) or size < 1:
         raise ValueError(f"tensor_parallel_size must be an integer >= 1, got {size!r}")
-    for name in ("num_kv_heads", "num_heads", "mlp_size", "vocab_size"):
-        value = getattr(config, name)
+    counts = {name: getattr(config, name) for name in _SHARED}
+    for name, value in counts.items():
         if value % size:
-            fitting = [n for n in range(1, size) if all(c % n == 0 for c in _counts(config))]
+            fitting = [n for n in range(1, size) if not any(c % n for c in counts.values())]
             raise ValueError(
-                f"tensor_parallel_size={size} must divide {name}={value}: "
-                f"below it, {fitting} divide all that is split"
+                f"tensor_parallel_size={size} must divide {name}={value}: take one of {fitting}, "
+                "which divide all that is split"
             )
 
 
@@ -79,11 +80,6 @@ def group_devices(size: int) -> Sequence[jax.Device]:
 def make_mesh(devices: Sequence[jax.Device]) -> Mesh | None:
     """These devices as a group; None for a group of one."""
     return None if len(devices) == 1 else Mesh(np.array(devices), (AXIS,))
-
-
-def group_size(mesh: Mesh | None) -> int:
-    """Devices of the group."""
-    return 1 if mesh is None else mesh.size
 
 
 def share(config: ModelConfig, size: int) -> ModelConfig:
@@ -165,7 +161,3 @@ def per_device[**P, T](
     return jax.shard_map(
         function, mesh=mesh, in_specs=in_specs, out_specs=out_specs, check_vma=False
     )
-
-
-def _counts(config: ModelConfig) -> tuple[int, ...]:
-    return (config.num_kv_heads, config.num_heads, config.mlp_size, config.vocab_size)

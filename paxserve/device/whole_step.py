@@ -23,6 +23,7 @@ from paxserve.device.buckets import Bucket, Exact
 from paxserve.device.forward import DeviceState, Split, make_forward
 from paxserve.device.kv_blocks import Kernel, KvLayout, kv_dtype
 from paxserve.device.llama import Llama
+from paxserve.device.memory import step_bytes
 from paxserve.device.sharding import (
     AXIS,
     check_group,
@@ -52,6 +53,10 @@ class StepCase:
         dtype: of weights and activations, as numpy names it.
         kv_cache_dtype: as in `EngineSettings`.
         tensor_parallel_size: devices of the group.
+        variant: what is done with the logits.
+
+    Raises:
+        ValueError: the group cannot share the model evenly.
     """
 
     config: ModelConfig
@@ -83,10 +88,29 @@ class StepCase:
             for name, shape in parameter_shapes(self.config).items()
         )
 
+    @property
+    def part(self) -> ModelConfig:
+        """One device's share of the model."""
+        return share(self.config, self.tensor_parallel_size)
+
+    @property
+    def step_bytes(self) -> int:
+        """What an engine sets aside for the step's temporary memory."""
+        return step_bytes(
+            self.part,
+            num_tokens=self.num_tokens,
+            num_rows=self.num_rows,
+            num_devices=self.tensor_parallel_size,
+        )
+
+    def kv_bytes(self, backend: str) -> int:
+        """KV that one device holds."""
+        return self.layout(backend).bytes_per_block * self.num_blocks
+
     def layout(self, backend: str) -> KvLayout:
         """One device's KV."""
         return KvLayout(
-            share(self.config, self.tensor_parallel_size),
+            self.part,
             self.block_size,
             backend,
             kv_dtype(self.kv_cache_dtype, activations=self.dtype),
@@ -110,8 +134,11 @@ class StepMemory(NamedTuple):
 
 
 class StepRow(NamedTuple):
-    """What is known of a case: `refusal` says why it does not fit; `memory` and `seconds` (of
-    compiling) are None where that was known without the compiler.
+    """What is known of a case; bytes are those of one device.
+
+    `refusal` says why it does not fit. `memory` and `seconds` (of compiling) are None where that
+    was known without the compiler. `step_bytes` is what an engine sets aside for what the compiler
+    then reports as `memory.temp_bytes`.
     """
 
     name: str
@@ -120,6 +147,7 @@ class StepRow(NamedTuple):
     hbm_bytes: int
     weight_bytes: int
     kv_bytes: int
+    step_bytes: int
     seconds: float | None
     memory: StepMemory | None
     refusal: str | None
@@ -166,7 +194,6 @@ def check_step(name: str, target: str, case: StepCase, *, backend: str) -> StepR
         ValueError, RuntimeError: see `compile_targets.devices`.
         NotImplementedError: the backend cannot run this case.
     """
-    kv_bytes = case.layout(backend).bytes_per_block * case.num_blocks
     memory, seconds, refusal = None, None, None
     started_s = time.perf_counter()
     try:
@@ -182,7 +209,8 @@ def check_step(name: str, target: str, case: StepCase, *, backend: str) -> StepR
         num_devices=case.tensor_parallel_size,
         hbm_bytes=TARGETS[target].hbm_bytes,
         weight_bytes=case.weight_bytes,
-        kv_bytes=kv_bytes,
+        kv_bytes=case.kv_bytes(backend),
+        step_bytes=case.step_bytes,
         seconds=seconds,
         memory=memory,
         refusal=refusal,
@@ -197,8 +225,7 @@ def check_fits(
     Raises:
         DoesNotFit: it is more.
     """
-    kv_bytes = case.layout(backend).bytes_per_block * case.num_blocks
-    terms = {"weight_bytes": case.weight_bytes, "kv_bytes": kv_bytes}
+    terms = {"weight_bytes": case.weight_bytes, "kv_bytes": case.kv_bytes(backend)}
     total = sum(terms.values())
     if memory is not None:
         terms = memory._asdict()

@@ -16,6 +16,7 @@ from invariants import check_idle
 from near_ties import NEAR_TIE, first_difference
 from real_builders import make_real, random_ids, real_engine, submit_ids
 
+from kernels_pallas.paged_attention import BACKENDS, backend_module
 from paxserve import assemble
 from paxserve.device import memory
 from paxserve.device.block_moves import Move, MoveShape
@@ -53,6 +54,8 @@ def model(name="biased"):
         **CONFIGS[name],
     )
     parameters = random_parameters(config)
+    for bias in [name for name in parameters if name.endswith("bias")]:
+        parameters[bias] = parameters[bias] * np.float32(20)  # so that one added n times would show
     return LoadedModel(config=config, parameters=parameters, tokenizer=None, name=name)
 
 
@@ -140,6 +143,14 @@ def test_a_quantised_cache_is_split_with_its_scales(size):
 # What each device holds and does.
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_every_layout_says_where_heads_lie_side_by_side(backend):
+    """Never along the blocks, by which they are moved."""
+    module = backend_module(backend)
+    assert 0 < module.KV_HEADS_AXIS < len(module.kv_shape(9, 16, 2, 64))
+    assert 0 < module.SCALES_HEADS_AXIS < len(module.kv_scales_shape(9, 16, 2))
+
+
 def pointers(real):
     return [
         [shard.data.unsafe_buffer_pointer() for shard in kv.addressable_shards]
@@ -177,6 +188,7 @@ def test_programs_reuse_each_device_s_pool_within_the_bound_of_its_share(size):
             share(model().config, size),
             num_tokens=shape.bucket.num_tokens,
             num_rows=shape.bucket.num_rows,
+            num_devices=size,
         )
         assert found.temp_size_in_bytes <= allowed
 
