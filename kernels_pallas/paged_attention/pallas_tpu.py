@@ -18,10 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas.paged_attention.tpu_kernel import (
-    SHORT,
     TABLE_IDS,
     Refs,
-    Statics,
     attention_kernel,
     pack,
     unpack,
@@ -37,6 +35,7 @@ from kernels_pallas.paged_attention.tpu_layout import (
     plain_kv,
     plain_scales,
 )
+from kernels_pallas.paged_attention.tpu_walk import SHORT, Statics
 
 __all__ = [
     "Tiles",
@@ -221,6 +220,7 @@ def paged_attention(
     padded = max(num_tokens, SHORT)
     statics = Statics(
         num_tokens=padded,
+        max_q_len=num_tokens,
         max_rows=max_rows,
         num_kv_heads=num_kv_heads,
         group=num_heads // num_kv_heads,
