@@ -18,10 +18,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas.paged_attention.tpu_kernel import (
-    SHORT,
     TABLE_IDS,
     Refs,
-    Statics,
     attention_kernel,
     pack,
     unpack,
@@ -37,6 +35,7 @@ from kernels_pallas.paged_attention.tpu_layout import (
     plain_kv,
     plain_scales,
 )
+from kernels_pallas.paged_attention.tpu_walk import SHORT, Statics
 
 __all__ = [
     "Tiles",
@@ -107,46 +106,39 @@ class Tiles:
 
 
 def default_tiles(
-    num_tokens: int,
-    num_heads: int,
-    head_dim: int,
-    kv_dtype: jnp.dtype,
-    block_size: int,
-    num_kv_heads: int,
-    max_context: int,
+    q: jax.Array | jax.ShapeDtypeStruct,
+    kv_blocks: jax.Array | jax.ShapeDtypeStruct,
+    block_table: jax.Array | jax.ShapeDtypeStruct,
     *,
     device_kind: str | None = None,
 ) -> Tiles:
-    """Tiles from shapes alone.
+    """Tiles from shapes and dtypes of a call's arguments.
 
     A context tile is 2 MiB of K and V, or 1 MiB where VMEM is small: some microseconds of copying,
     beside which the fixed cost of a step is little, and two of them in flight hide the latency of
     HBM. Queries fill 1024 rows of a kv head's matrix product, at which K and V are read seldom
     enough to leave prompts bound by computation; halved until all fits.
-
-    Args:
-        num_tokens, num_heads, head_dim, num_kv_heads, block_size: T, N, H, K, S.
-        max_context: M * S.
     """
     budget = VMEM_BYTES.get(device_kind or "", LEAST_VMEM_BYTES)
-    token_bytes = num_kv_heads * 2 * max(head_dim, LANES // 2) * kv_dtype.itemsize
+    _, block_size, num_kv_heads, _ = kv_dims(kv_blocks.shape)
+    token_bytes = num_kv_heads * kv_blocks.shape[-1] * kv_blocks.dtype.itemsize
     wanted = (2 * MIB if budget > 32 * MIB else MIB) // token_bytes
-    context = _power_of_two(min(wanted, 2048, max_context, TABLE_IDS * block_size))
-    rows = 1024 // (num_heads // num_kv_heads)
+    max_context = block_table.shape[1] * block_size
+    context = power_of_two(min(wanted, 2048, max_context, TABLE_IDS * block_size))
+    rows = 1024 // (q.shape[1] // num_kv_heads)
     tiles = Tiles(
-        query_tokens=max(SHORT, _power_of_two(min(rows, num_tokens))),
-        context_tokens=max(context, LANES),
+        query_tokens=max(SHORT, power_of_two(min(rows, q.shape[0]))),
+        context_tokens=max(context, LANES, block_size),
         num_buffers=3,
         num_cores=1 if device_kind in ONE_CORE else 2,
     )
-    used = partial(vmem_bytes, num_heads, num_kv_heads, head_dim, kv_dtype.itemsize)
-    while used(tiles) > budget and (tiles.query_tokens > SHORT or tiles.context_tokens > LANES):
+    while vmem_bytes(q, kv_blocks, tiles) > budget:
         if tiles.query_tokens > SHORT:
             tiles = replace(tiles, query_tokens=tiles.query_tokens // 2)
-        else:
+        elif tiles.context_tokens > max(LANES, block_size):
             tiles = replace(tiles, context_tokens=tiles.context_tokens // 2)
-    if tiles.context_tokens < block_size:
-        tiles = replace(tiles, context_tokens=block_size)
+        else:
+            break  # the compiler has the last word
     return tiles
 
 
@@ -171,25 +163,27 @@ def candidate_tiles(base: Tiles, block_size: int) -> Iterator[Tiles]:
         yield tiles
 
 
-def _power_of_two(limit: int) -> int:
+def power_of_two(limit: int) -> int:
     """The largest one up to `limit` >= 1."""
     return 1 << (max(1, limit).bit_length() - 1)
 
 
 def vmem_bytes(
-    num_heads: int, num_kv_heads: int, head_dim: int, itemsize: int, tiles: Tiles
+    q: jax.Array | jax.ShapeDtypeStruct, kv_blocks: jax.Array | jax.ShapeDtypeStruct, tiles: Tiles
 ) -> int:
-    """VMEM of the scratch and of the largest values between."""
-    lanes = max(head_dim, LANES)
-    query_rows = num_heads * tiles.query_tokens
-    padded_rows = -(-num_heads // 8) * 8 * tiles.query_tokens
-    group_rows = query_rows // num_kv_heads
-    buffers = tiles.num_buffers * num_kv_heads * tiles.context_tokens * itemsize
+    """VMEM of the kernel's scratch and of the largest values between, but for scales."""
+    _, num_heads, head_dim = q.shape
+    _, num_kv_heads, _, double = kv_blocks.shape
+    itemsize, lanes, tokens = q.dtype.itemsize, max(head_dim, LANES), tiles.query_tokens
+    words = -(-num_heads * itemsize // 4)
+    rows = 4 * words // itemsize * tokens
+    part_rows = min(num_heads // num_kv_heads * tokens, max(256, tokens))
+    kv_bytes = num_kv_heads * tiles.context_tokens * double * kv_blocks.dtype.itemsize
     return (
-        buffers * 2 * max(head_dim, LANES // 2)
-        + 4 * padded_rows * lanes * 4  # queries and output, twice each
-        + query_rows * (lanes * (4 + 2) + 2 * LANES * 4)  # sums, and queries as rows
-        + 3 * min(group_rows, max(256, tiles.query_tokens)) * tiles.context_tokens * 4  # scores
+        tiles.num_buffers * kv_bytes
+        + 4 * tokens * (-(-words // 8) * 8) * lanes * 4  # queries and output, twice each
+        + rows * (lanes * (4 + itemsize) + 2 * LANES * 4)  # sums, and queries as rows
+        + 3 * part_rows * tiles.context_tokens * 4  # scores, probabilities and what is between
     )
 
 
@@ -219,16 +213,14 @@ def paged_attention(
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = kv_dims(kv_blocks.shape)
     check_supported(block_size=block_size, head_dim=head_dim)
-    max_rows, max_blocks = block_table.shape
+    max_rows = block_table.shape[0]
     if tiles is None:
-        tiles = default_tiles(
-            num_tokens, num_heads, head_dim, kv_blocks.dtype, block_size, num_kv_heads,
-            max_blocks * block_size, device_kind=device_kind,
-        )  # fmt: skip
+        tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
     tiles.check(block_size)
     padded = max(num_tokens, SHORT)
     statics = Statics(
         num_tokens=padded,
+        max_q_len=num_tokens,
         max_rows=max_rows,
         num_kv_heads=num_kv_heads,
         group=num_heads // num_kv_heads,
@@ -236,7 +228,7 @@ def paged_attention(
         block_size=block_size,
         value_lanes=max(LANES, head_dim),
         sliding_window=sliding_window,
-        query_tokens=min(tiles.query_tokens, _power_of_two(padded)),
+        query_tokens=min(tiles.query_tokens, power_of_two(padded)),
         context_tokens=tiles.context_tokens,
         num_buffers=tiles.num_buffers,
         num_cores=tiles.num_cores,
@@ -261,12 +253,13 @@ def paged_attention(
         statics, context_lens, cu_q_lens, shares, _table(block_table), queries, kv_blocks,
         kv_scales, limit=VMEM_BYTES.get(device_kind or "", LEAST_VMEM_BYTES),
     )  # fmt: skip
-    out = jnp.concatenate(unpack(out), axis=1)[:, :num_heads]
-    if parts:
-        out = _put_together(out, parts, shares, context_lens, cu_q_lens, statics)
+    out = jnp.concatenate(unpack(out), axis=1)[:num_tokens, :num_heads]
     is_real = jnp.arange(num_tokens, dtype=jnp.int32) < cu_q_lens[-1]
-    out = out[:num_tokens, :, statics.value_lanes - head_dim :]
-    return jnp.where(is_real[:, None, None], out, 0.0).astype(q.dtype)
+    out = jnp.where(is_real[:, None, None], out, 0.0)[..., statics.value_lanes - head_dim :]
+    out = out.astype(q.dtype)
+    if not parts:
+        return out
+    return _put_together(out, parts, shares, context_lens, cu_q_lens, statics)
 
 
 def check_supported(*, block_size: int, head_dim: int) -> None:
@@ -338,6 +331,7 @@ def _put_together(
     maxima, denominators = stats[:, 0, :, :1], stats[:, 1, :, :1]
     weights = jnp.exp(maxima - maxima.max(0, keepdims=True))
     whole = (numerators * weights).sum(0) / (denominators * weights).sum(0)
+    whole = whole[:, statics.value_lanes - statics.head_dim :].astype(out.dtype)
     token = cu_q_lens[row]
     return out.at[token].set(jnp.where(is_cut, whole, out[token]))
 

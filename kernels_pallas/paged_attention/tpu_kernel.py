@@ -1,6 +1,7 @@
 """The Mosaic kernel of ragged paged attention on TPU: what one core does with its share of a step.
 
-Owns: the walk over rows, the copies, the online softmax. `pallas_tpu.py` prepares its operands.
+Owns: the copies and the online softmax. `tpu_walk.py` says in which order, `pallas_tpu.py` prepares
+the operands.
 
 Rows are of three kinds, by their q_len: a decode (1) is a tile of one query, the others are cut
 into tiles of 16 or of `query_tokens` queries, with all query heads of a kv head as rows of one
@@ -29,87 +30,21 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
 from kernels_pallas.paged_attention.tpu_layout import LANES, SCALE_RUN
+from kernels_pallas.paged_attention.tpu_walk import (
+    Cursor,
+    Kind,
+    QueryTile,
+    Scalar,
+    Statics,
+    Walk,
+    div,
+    kinds,
+    rem,
+)
 
 MASKED = -1e30  # finite: exp(MASKED - MASKED) is 1, never NaN
 TABLE_IDS = LANES  # block ids that one copy brings to SMEM
-NO_LIMIT = 2**31 - 1
-SHORT = 16  # queries of a tile of the middle kind
 UNROLLED = 8  # copies started between two jumps
-
-type Scalar = jax.Array
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Statics:
-    """Everything about a call that is known when it is traced.
-
-    Args:
-        num_tokens, max_rows: T and R.
-        num_kv_heads, group: K and G.
-        head_dim, block_size: H and S.
-        value_lanes: lanes of an accumulator: H, or 2H where K and V share a tile of lanes.
-        sliding_window: tokens a query sees, or None.
-        query_tokens, context_tokens, num_buffers, num_cores: see `Tiles` of `pallas_tpu.py`.
-        is_quantised: K and V are multiplied by scales.
-        dtype: what matrix products take.
-    """
-
-    num_tokens: int
-    max_rows: int
-    num_kv_heads: int
-    group: int
-    head_dim: int
-    block_size: int
-    value_lanes: int
-    sliding_window: int | None
-    query_tokens: int
-    context_tokens: int
-    num_buffers: int
-    num_cores: int
-    is_quantised: bool
-    dtype: jnp.dtype
-
-    @property
-    def num_heads(self) -> int:
-        return self.num_kv_heads * self.group
-
-    @property
-    def packing(self) -> int:
-        """Heads in one 32-bit word of queries and output."""
-        return 4 // self.dtype.itemsize
-
-    @property
-    def num_words(self) -> int:
-        """Words of a token: N / packing, rounded up. Word w has the heads w + i * num_words."""
-        return -(-self.num_heads // self.packing)
-
-    @property
-    def tile_blocks(self) -> int:
-        """Blocks of a context tile."""
-        return self.context_tokens // self.block_size
-
-
-class Kind(NamedTuple):
-    """Rows of min_q_len..max_q_len tokens, taken in tiles of `query_tokens`."""
-
-    query_tokens: int
-    min_q_len: int
-    max_q_len: int
-
-    @property
-    def is_decode(self) -> bool:
-        return self.max_q_len == 1
-
-
-def kinds(statics: Statics) -> list[Kind]:
-    """The kinds of rows a step of this many tokens can hold."""
-    tile = statics.query_tokens
-    found = [Kind(1, 1, 1)]
-    if statics.num_tokens > 1:
-        found.append(Kind(min(SHORT, tile), 2, SHORT if tile > SHORT else NO_LIMIT))
-    if tile > SHORT:
-        found.append(Kind(tile, SHORT + 1, NO_LIMIT))
-    return found
 
 
 class Refs(NamedTuple):
@@ -146,42 +81,12 @@ class Refs(NamedTuple):
     out_sem: Any  # [2]
 
 
-class Cursor(NamedTuple):
-    """A step: row, query tile in it, context tile, and how many steps are left with it."""
-
-    row: Scalar
-    q_tile: Scalar
-    c_tile: Scalar
-    left: Scalar
-
-
-class QueryTile(NamedTuple):
-    """Tokens first : first + num_tokens of the step, at the positions first_position on."""
-
-    first: Scalar
-    num_tokens: Scalar
-    first_position: Scalar
-
-    @property
-    def last_position(self) -> Scalar:
-        return self.first_position + self.num_tokens - 1
-
-
 class Pending(NamedTuple):
     """Query tiles done so far, and how many tokens the last two of them still write."""
 
     num_done: Scalar
     before_last: Scalar
     last: Scalar
-
-
-def _div(a: Scalar, b: int) -> Scalar:
-    """a // b of what is not negative, without the branches on signs that `//` becomes."""
-    return lax.div(a, jnp.int32(b))
-
-
-def _rem(a: Scalar, b: int) -> Scalar:
-    return lax.rem(a, jnp.int32(b))
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,95 +97,21 @@ class Pass:
     kind: Kind
     refs: Refs
 
-    # The walk.
-
-    def num_q_tiles(self, row: Scalar) -> Scalar:
-        """Query tiles of a row; 0 if it is of another kind."""
-        row = jnp.minimum(row, self.statics.max_rows - 1)
-        q_len = self.refs.cu_q_lens[row + 1] - self.refs.cu_q_lens[row]
-        is_ours = (q_len >= self.kind.min_q_len) & (q_len <= self.kind.max_q_len)
-        return jnp.where(
-            is_ours, _div(q_len + (self.kind.query_tokens - 1), self.kind.query_tokens), 0
-        )
-
-    def query_tile(self, cursor: Cursor) -> QueryTile:
-        row = jnp.minimum(cursor.row, self.statics.max_rows - 1)
-        end = self.refs.cu_q_lens[row + 1]
-        first = self.refs.cu_q_lens[row] + cursor.q_tile * self.kind.query_tokens
-        num_tokens = jnp.minimum(end - first, self.kind.query_tokens)
-        return QueryTile(first, num_tokens, self.refs.context_lens[row] - end + first)
-
-    def first_seen(self, tile: QueryTile) -> Scalar:
-        """First position that a query of the tile sees."""
-        if self.statics.sliding_window is None:
-            return jnp.zeros_like(tile.first_position)
-        return jnp.maximum(tile.first_position - (self.statics.sliding_window - 1), 0)
-
-    def is_valid(self, cursor: Cursor) -> Scalar:
-        return (cursor.row < self.statics.max_rows) & (cursor.left > 0)
-
-    def is_last_of_tile(self, cursor: Cursor) -> Scalar:
-        """The query tile ends with this step."""
-        last = _div(self.query_tile(cursor).last_position, self.statics.context_tokens)
-        return cursor.c_tile >= last
-
-    def at_row(self, row: Scalar, q_tile: Scalar, left: Scalar) -> Cursor:
-        """First step of query tile `q_tile`, counted from `row` on through rows of our kind."""
-
-        def is_beyond(at: tuple[Scalar, Scalar]) -> Scalar:
-            return (at[0] < self.statics.max_rows) & (at[1] >= self.num_q_tiles(at[0]))
-
-        def next_row(at: tuple[Scalar, Scalar]) -> tuple[Scalar, Scalar]:
-            return at[0] + 1, at[1] - self.num_q_tiles(at[0])
-
-        row, q_tile = lax.while_loop(is_beyond, next_row, (row, q_tile))
-        found = Cursor(row, q_tile, jnp.zeros_like(row), left)
-        first = _div(self.first_seen(self.query_tile(found)), self.statics.context_tokens)
-        return found._replace(c_tile=first)
-
-    def first(self) -> Cursor:
-        """Where this core starts: decodes are shared by steps, query tiles are dealt in turn."""
-        core = pl.program_id(0)
-        if not self.kind.is_decode:
-            return self.at_row(jnp.int32(0), core, jnp.int32(NO_LIMIT))
-        row, c_tile, left = (self.refs.shares[core * 3 + i] for i in range(3))
-        return Cursor(row, jnp.int32(0), c_tile, left)
-
-    def next_tile(self, cursor: Cursor) -> Cursor:
-        """First step of the query tile that this core takes after the cursor's."""
-        stride = 1 if self.kind.is_decode else self.statics.num_cores
-        left = cursor.left - 1
-        if self.kind.is_decode:
-            last = _div(self.query_tile(cursor).last_position, self.statics.context_tokens)
-            left = cursor.left - (last - cursor.c_tile + 1)
-        return self.at_row(cursor.row, cursor.q_tile + stride, left)
-
-    def next(self, cursor: Cursor) -> Cursor:
-        def same_tile() -> Cursor:
-            return cursor._replace(c_tile=cursor.c_tile + 1, left=cursor.left - 1)
-
-        return Cursor(
-            *lax.cond(self.is_last_of_tile(cursor), lambda: self.next_tile(cursor), same_tile)
-        )
+    @property
+    def walk(self) -> Walk:
+        refs = self.refs
+        return Walk(self.statics, self.kind, refs.context_lens, refs.cu_q_lens, refs.shares)
 
     # The copies.
 
     def table_copy(self, cursor: Cursor, step: Scalar) -> Any:
         """The block ids of a step."""
-        group = _div(cursor.c_tile * self.statics.tile_blocks, TABLE_IDS)
+        group = div(cursor.c_tile * self.statics.tile_blocks, TABLE_IDS)
         slot = step & 1
         return pltpu.make_async_copy(
             self.refs.table.at[cursor.row, group], self.refs.table_ids.at[slot],
             self.refs.table_sem.at[slot],
         )  # fmt: skip
-
-    def seen_blocks(self, cursor: Cursor) -> tuple[Scalar, Scalar]:
-        """Blocks of the context tile that some query sees: first and end, counted in the tile."""
-        tile, size = self.query_tile(cursor), self.statics.block_size
-        before = cursor.c_tile * self.statics.tile_blocks
-        first = jnp.maximum(_div(self.first_seen(tile), size) - before, 0)
-        end = jnp.minimum(_div(tile.last_position, size) + 1 - before, self.statics.tile_blocks)
-        return first, end
 
     def block_copies(self, block_id: Scalar, index: Scalar, slot: Scalar) -> list[Any]:
         """K and V of a block, and their scales, to its place in a buffer."""
@@ -299,9 +130,9 @@ class Pass:
         """Start the copies of a step, whose block ids are on their way."""
         tile_blocks = self.statics.tile_blocks
         self.table_copy(cursor, step).wait()
-        first, end = self.seen_blocks(cursor)
-        slot = _rem(step, self.statics.num_buffers)
-        before = _rem(cursor.c_tile * tile_blocks, TABLE_IDS)
+        first, end = self.walk.seen_blocks(cursor)
+        slot = rem(step, self.statics.num_buffers)
+        before = rem(cursor.c_tile * tile_blocks, TABLE_IDS)
 
         def start(index: Scalar) -> None:
             block_id = self.refs.table_ids[step & 1, 0, before + index]
@@ -313,8 +144,8 @@ class Pass:
     def wait_blocks(self, cursor: Cursor, step: Scalar) -> None:
         """Wait for exactly the bytes that `start_blocks` asked for."""
         refs = self.refs
-        first, end = self.seen_blocks(cursor)
-        slot = _rem(step, self.statics.num_buffers)
+        first, end = self.walk.seen_blocks(cursor)
+        slot = rem(step, self.statics.num_buffers)
         is_full = end - first == self.statics.tile_blocks
 
         @pl.when(is_full)
@@ -333,14 +164,10 @@ class Pass:
 
             _loop(first, end, wait)
 
-    def tile_start(self, tile: QueryTile) -> Scalar:
-        """First token of the tile's arrays: moved back where they would end past the last one."""
-        return jnp.minimum(tile.first, self.statics.num_tokens - self.kind.query_tokens)
-
     def q_copy(self, tile: QueryTile, index: Scalar) -> Any:
         size = self.kind.query_tokens
         return pltpu.make_async_copy(
-            self.refs.q.at[pl.ds(self.tile_start(tile), size)],
+            self.refs.q.at[pl.ds(self.walk.tile_start(tile), size)],
             self.refs.q_buffer.at[index & 1, pl.ds(0, size)],
             self.refs.q_sem.at[index & 1],
         )
@@ -353,7 +180,7 @@ class Pass:
         To wait, only `index` and `num_tokens` need to be those of the start.
         """
         size, slot = self.kind.query_tokens, index & 1
-        offset = tile.first - self.tile_start(tile)
+        offset = tile.first - self.walk.tile_start(tile)
 
         def copy(first: Scalar | int, count: int) -> Any:
             return pltpu.make_async_copy(
@@ -367,8 +194,8 @@ class Pass:
             act(copy(0, size))
 
         if size > 1:
-            sixteens = jnp.where(num_tokens == size, 0, _div(num_tokens, 16))
-            ones = jnp.where(num_tokens == size, 0, _rem(num_tokens, 16))
+            sixteens = jnp.where(num_tokens == size, 0, div(num_tokens, 16))
+            ones = jnp.where(num_tokens == size, 0, rem(num_tokens, 16))
             _loop(jnp.int32(0), sixteens, lambda i: act(copy(i * 16, 16)))
             _loop(jnp.int32(0), ones, lambda i: act(copy(sixteens * 16 + i, 1)))
 
@@ -440,7 +267,7 @@ class Pass:
     def attend(self, cursor: Cursor, step: Scalar) -> None:
         """Add one context tile to the sums of all heads of a query tile."""
         statics = self.statics
-        tile, slot = self.query_tile(cursor), _rem(step, statics.num_buffers)
+        tile, slot = self.walk.query_tile(cursor), rem(step, statics.num_buffers)
         first = cursor.c_tile * statics.context_tokens  # position of the context tile
         if statics.is_quantised:
             self.lay_scales(slot)
@@ -471,7 +298,7 @@ class Pass:
         """Online softmax of `part_heads` heads over a context tile that starts at `first`."""
         statics, refs, num_heads = self.statics, self.refs, self.part_heads
         parts_of_kv_head = statics.group // num_heads
-        k = i // parts_of_kv_head if isinstance(i, int) else _div(i, parts_of_kv_head)
+        k = i // parts_of_kv_head if isinstance(i, int) else div(i, parts_of_kv_head)
         rows = self.rows_of(i * num_heads, num_heads)
         keys, values = self.keys_and_values(k, slot)
         scores = _dot(refs.q_rows[rows], keys, 1)
@@ -488,7 +315,7 @@ class Pass:
             probs *= self.value_scales(k, tile, first, is_edge=is_edge)
         if is_edge:
             position = first + lax.broadcasted_iota(jnp.int32, values.shape, 0)
-            is_seen = (position >= self.first_seen(tile)) & (position <= tile.last_position)
+            is_seen = (position >= self.walk.first_seen(tile)) & (position <= tile.last_position)
             values = jnp.where(is_seen, values, jnp.zeros_like(values))
         added = _dot(probs.astype(statics.dtype), values, 0)
         refs.numerator[rows] = refs.numerator[rows] * decay + added
@@ -510,7 +337,7 @@ class Pass:
         """[part_heads * query_tokens, C]: which query sees which token."""
         statics, size = self.statics, self.kind.query_tokens
         shape = (self.part_heads * size, statics.context_tokens)
-        start = tile.first_position - (tile.first - self.tile_start(tile))
+        start = tile.first_position - (tile.first - self.walk.tile_start(tile))
         query = start + (lax.broadcasted_iota(jnp.int32, shape, 0) & (size - 1))
         distance = query - (first + lax.broadcasted_iota(jnp.int32, shape, 1))
         is_visible = distance >= 0
@@ -526,12 +353,12 @@ class Pass:
         if not is_edge:
             return scales
         position = first + lax.broadcasted_iota(jnp.int32, scales.shape, 1)
-        is_seen = (position >= self.first_seen(tile)) & (position <= tile.last_position)
+        is_seen = (position >= self.walk.first_seen(tile)) & (position <= tile.last_position)
         return jnp.where(is_seen, scales, 0.0)
 
     def end_tile(self, cursor: Cursor, pending: Pending, is_whole: Scalar) -> Pending:
         """Normalise and send a finished query tile; of a cut one, send the sums."""
-        tile, index = self.query_tile(cursor), pending.num_done
+        tile, index = self.walk.query_tile(cursor), pending.num_done
         self.wait_out(index, pending.before_last)
         num_tokens = tile.num_tokens
         if self.kind.is_decode:
@@ -596,30 +423,30 @@ class Pass:
     def run(self) -> None:
         """Walk this core's steps."""
         num_ahead = self.statics.num_buffers - 1
-        first = self.first()
-        first_seen = self.first_seen(self.query_tile(first))
-        begins_whole = first.c_tile == _div(first_seen, self.statics.context_tokens)
+        first = self.walk.first()
+        first_seen = self.walk.first_seen(self.walk.query_tile(first))
+        begins_whole = first.c_tile == div(first_seen, self.statics.context_tokens)
         zero = jnp.int32(0)
 
-        @pl.when(self.is_valid(first))
+        @pl.when(self.walk.is_valid(first))
         def _() -> None:
             self.table_copy(first, zero).start()
-            self.q_copy(self.query_tile(first), zero).start()
+            self.q_copy(self.walk.query_tile(first), zero).start()
 
         def fetch(step: Scalar, cursor: Cursor) -> Cursor:
             """Start the blocks of a step and the table of the one after it."""
 
             def go() -> Cursor:
-                following = self.next(cursor)
+                following = self.walk.next(cursor)
 
-                @pl.when(self.is_valid(following))
+                @pl.when(self.walk.is_valid(following))
                 def _() -> None:
                     self.table_copy(following, step + 1).start()
 
                 self.start_blocks(cursor, step)
                 return following
 
-            return Cursor(*lax.cond(self.is_valid(cursor), go, lambda: cursor))
+            return Cursor(*lax.cond(self.walk.is_valid(cursor), go, lambda: cursor))
 
         ahead = first
         for i in range(num_ahead):
@@ -632,18 +459,18 @@ class Pass:
 
             @pl.when(is_new)
             def _() -> None:
-                self.q_copy(self.query_tile(cursor), index).wait()
-                following = self.next_tile(cursor)
+                self.q_copy(self.walk.query_tile(cursor), index).wait()
+                following = self.walk.next_tile(cursor)
 
-                @pl.when(self.is_valid(following))
+                @pl.when(self.walk.is_valid(following))
                 def _() -> None:
-                    self.q_copy(self.query_tile(following), index + 1).start()
+                    self.q_copy(self.walk.query_tile(following), index + 1).start()
 
                 self.begin_tile(index)
 
             self.wait_blocks(cursor, step)
             self.attend(cursor, step)
-            is_end = self.is_last_of_tile(cursor)
+            is_end = self.walk.is_last_of_tile(cursor)
             is_whole = is_whole & (is_end | (cursor.left > 1))
             is_last = is_end | (cursor.left == 1)
             pending = Pending(
@@ -651,11 +478,11 @@ class Pass:
                     is_last, lambda: self.end_tile(cursor, pending, is_whole), lambda: pending
                 )
             )
-            return step + 1, self.next(cursor), ahead, is_last, is_whole | is_last, pending
+            return step + 1, self.walk.next(cursor), ahead, is_last, is_whole | is_last, pending
 
         none = Pending(zero, zero, zero)
         state = (zero, first, ahead, jnp.bool_(True), begins_whole, none)
-        pending = lax.while_loop(lambda state: self.is_valid(state[1]), body, state)[-1]
+        pending = lax.while_loop(lambda state: self.walk.is_valid(state[1]), body, state)[-1]
         self.wait_out(pending.num_done, pending.before_last)
         self.wait_out(pending.num_done + 1, pending.last)
 

@@ -27,7 +27,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
-from kernels_pallas.paged_attention.pallas_tpu import LEAST_VMEM_BYTES, VMEM_BYTES, check_supported
+from kernels_pallas.paged_attention.pallas_tpu import (
+    LEAST_VMEM_BYTES,
+    VMEM_BYTES,
+    check_supported,
+    power_of_two,
+)
 from kernels_pallas.paged_attention.tpu_layout import LANES, SCALE_RUN, kv_dims
 from kernels_pallas.quantised import quantise
 from kernels_pallas.rotary import rotate_pairs
@@ -122,7 +127,7 @@ def write_kv(
     if num_tokens == 0:
         return kv_blocks, kv_scales
     group = min(32 // kv_blocks.dtype.itemsize, block_size)
-    wanted = _power_of_two(TILE_BYTES // (num_kv_heads * head_dim * 4))
+    wanted = power_of_two(TILE_BYTES // (num_kv_heads * head_dim * 4))
     tile_tokens = max(2 * group, min(wanted, MAX_TILE_TOKENS))
     tile_tokens = min(tile_tokens, -(-num_tokens // (2 * group)) * 2 * group)
     statics = Statics(
@@ -150,11 +155,6 @@ def write_kv(
     limit = VMEM_BYTES.get(device_kind or "", LEAST_VMEM_BYTES)
     written = _call(statics, runs, tokens, caches, limit=limit)
     return written[0], written[1] if kv_scales is not None else None
-
-
-def _power_of_two(limit: int) -> int:
-    """The largest one up to `limit` >= 1."""
-    return 1 << (max(1, limit).bit_length() - 1)
 
 
 def _find_runs(slots: jax.Array, num_slots: jax.Array, statics: Statics) -> Runs:

@@ -236,15 +236,14 @@ def test_what_it_cannot_do(sizes: dict[str, int], message: str) -> None:
 def test_tiles_fit_every_shape(device_kind: str | None) -> None:
     budget = pallas_tpu.VMEM_BYTES.get(device_kind, pallas_tpu.LEAST_VMEM_BYTES)
     for shape in SHAPES.values():
-        kv_dtype = jnp.dtype(shape.kv_dtype)
-        base = pallas_tpu.default_tiles(
-            shape.num_tokens, shape.num_heads, shape.head_dim, kv_dtype, shape.block_size,
-            shape.num_kv_heads, shape.max_model_len, device_kind=device_kind,
-        )  # fmt: skip
-        used = pallas_tpu.vmem_bytes(
-            shape.num_heads, shape.num_kv_heads, shape.head_dim, kv_dtype.itemsize, base
+        q = jax.ShapeDtypeStruct((shape.num_tokens, shape.num_heads, shape.head_dim), shape.dtype)
+        kv = jax.ShapeDtypeStruct(
+            pallas_tpu.kv_shape(2, shape.block_size, shape.num_kv_heads, shape.head_dim),
+            shape.kv_dtype,
         )
-        assert used <= budget
+        table = jax.ShapeDtypeStruct((shape.num_rows, shape.blocks_per_row), jnp.int32)
+        base = pallas_tpu.default_tiles(q, kv, table, device_kind=device_kind)
+        assert pallas_tpu.vmem_bytes(q, kv, base) <= budget
         found = list(pallas_tpu.candidate_tiles(base, shape.block_size))
         assert found[0] == base
         assert 4 <= len(found) == len(set(found))
