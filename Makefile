@@ -35,7 +35,7 @@ types: setup ## check types
 	$(BIN)/mypy $(ARGS)
 
 bench: setup model ## run the benchmark
-	$(BIN)/python experiments/bench.py $(ARGS)
+	$(BIN)/python -m experiments.bench $(ARGS)
 
 setup: $(READY) ## install paxserve and the locked versions into .venv (the others do it by themselves)
 
