@@ -4,12 +4,13 @@ Owns: two passes of the same online softmax, whose trip counts follow the real c
 
     single pass   rows with q_len == 1. Their contexts are cut into items (row, group of blocks),
                   numbered through all rows; each iteration takes the next W items, whichever rows
-                  they belong to, so one long row costs what its tokens cost.
+                  they belong to, so one long row costs what its tokens cost. Large items take all
+                  of a context but its last part, for which there are small ones.
     tile pass     rows with q_len > 1. Their queries are cut into items (row, tile of queries); each
                   item walks its row's context, from the first block its window sees to the last
                   one causality allows, with matrix products.
 
-Both item counts are traced: a batch without long rows runs zero iterations of the tile pass, so
+All item counts are traced: a batch without long rows runs zero iterations of the tile pass, so
 prompt, chunk, decode and mixed steps share one executable. No whole context is ever gathered.
 
 In and out: the contract in `paged_attention/__init__.py`. Must not know: how blocks were chosen.
@@ -50,16 +51,18 @@ class Tiles:
     """Sizes of what one iteration of a loop takes.
 
     Args:
-        item_tokens: single pass, context tokens of one item (one block where blocks are larger).
+        item_tokens: single pass, context tokens of a whole item; at least one block.
+        rest_tokens: the same of the items that take what whole items leave of a context.
         max_items: single pass, items of an iteration.
-        item_bytes: single pass, K and V gathered at once, over all items of an iteration.
+        iteration_bytes: single pass, K and V gathered at once, over all items of an iteration.
         tile_queries: tile pass, queries of one item.
         tile_tokens: tile pass, context tokens of an iteration.
     """
 
-    item_tokens: int = 128
+    item_tokens: int = 256
+    rest_tokens: int = 64
     max_items: int = 32
-    item_bytes: int = 7 << 20
+    iteration_bytes: int = 4 << 20
     tile_queries: int = 64
     tile_tokens: int = 128
 
@@ -72,8 +75,8 @@ def default_tiles(device_kind: str | None) -> Tiles:
 
 MASKED = -1e30  # finite: exp(MASKED - MASKED) is 1, never NaN
 
-# A counter, then the online softmax: running maximum m, denominator, numerator acc.
-LoopState = tuple[jax.Array, jax.Array, jax.Array, jax.Array]
+Softmax = tuple[jax.Array, jax.Array, jax.Array]  # running maximum m, denominator, numerator acc
+LoopState = tuple[jax.Array, jax.Array, jax.Array, jax.Array]  # a counter, then a Softmax
 
 
 class Batch(NamedTuple):
@@ -143,7 +146,7 @@ def _ceil_div(a: jax.Array, b: int) -> jax.Array:
     return (a + (b - 1)) // b
 
 
-class Keys(NamedTuple):
+class Read(NamedTuple):
     """K and V of some blocks of W items, float32; factors are None where nothing is quantised."""
 
     k: jax.Array  # [W, K, C, H]
@@ -152,13 +155,13 @@ class Keys(NamedTuple):
     v_factors: jax.Array | None  # likewise; zero where not visible
 
 
-def _gather(batch: Batch, block_ids: jax.Array, visible: jax.Array, all_visible: jax.Array) -> Keys:
+def _gather(batch: Batch, block_ids: jax.Array, visible: jax.Array) -> Read:
     """Read blocks [W, B] of which the slots `visible` [W, C = B * S] may be seen.
 
     Heads come out outside the tokens, so that every dot is one [queries, H] x [H, C] per kv head.
-    Rows of one head of one block are gathered into a plain matrix, in a branch of its own: XLA
-    would fuse the gather with the reshape after it, which then computes an index per element (half
-    the speed). V is masked as well as the scores, since 0 * NaN is NaN, but only where it must be.
+    What is gathered are rows of a matrix, one per block and head, and it happens in a branch of its
+    own: XLA would fuse the gather with the reshape after it and compute an index per element, at
+    half the speed. The other branch masks V as well as the scores, since 0 * NaN is NaN.
     """
     num_items, num_blocks = block_ids.shape
     _, block_size, num_kv_heads, head_dim = batch.dims
@@ -181,7 +184,7 @@ def _gather(batch: Batch, block_ids: jax.Array, visible: jax.Array, all_visible:
         )
         return k, seen.reshape(v.shape)
 
-    k, v = lax.cond(all_visible, plain, masked)
+    k, v = lax.cond(visible.all(), plain, masked)
     shape = (num_items, num_kv_heads, num_blocks * block_size)
     k_factors = v_factors = None
     if batch.kv_scales is not None:
@@ -189,7 +192,7 @@ def _gather(batch: Batch, block_ids: jax.Array, visible: jax.Array, all_visible:
         k_factors = _take(factors, k_rows).reshape(shape)
         v_factors = jnp.where(by_block, _take(factors, v_rows), 0.0).reshape(shape)
     k, v = (x.reshape(*shape, head_dim).astype(jnp.float32) for x in (k, v))
-    return Keys(k, v, k_factors, v_factors)
+    return Read(k, v, k_factors, v_factors)
 
 
 def _take(rows: jax.Array, index: jax.Array) -> jax.Array:
@@ -199,38 +202,63 @@ def _take(rows: jax.Array, index: jax.Array) -> jax.Array:
 
 def _single_pass(q: jax.Array, batch: Batch, is_single: jax.Array, tiles: Tiles) -> jax.Array:
     """Rows with one query: scaled q [T, N, H] -> [T, N, H] float32, zeros for other tokens."""
-    max_rows, max_blocks = batch.block_table.shape
+    max_rows = batch.block_table.shape[0]
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = batch.dims
-    blocks_per_item = max(1, tiles.item_tokens // block_size)
+    grouped = (max_rows, num_kv_heads, num_heads // num_kv_heads)
+    row_q = q[jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)].reshape(*grouped, head_dim)
+
+    block = jnp.zeros_like(batch.context_lens)
+    if batch.sliding_window is not None:
+        block = jnp.maximum(batch.context_lens - batch.sliding_window, 0) // block_size
+    tokens = jnp.where(is_single, batch.context_lens - block * block_size, 0)
+    state = (
+        jnp.full(grouped, MASKED, jnp.float32),
+        jnp.zeros(grouped, jnp.float32),
+        jnp.zeros((*grouped, head_dim), jnp.float32),
+    )
+    whole = max(1, tiles.item_tokens // block_size)
+    # A window cuts items at both ends of a row, so that none counts as whole.
+    num_whole = jnp.zeros_like(tokens)
+    if batch.sliding_window is None:
+        num_whole = tokens // (whole * block_size)
+        state = _walk(row_q, batch, block, num_whole, whole, state, tiles)
+    rest = max(1, tiles.rest_tokens // block_size)
+    num_rest = _ceil_div(tokens - num_whole * (whole * block_size), rest * block_size)
+    state = _walk(row_q, batch, block + num_whole * whole, num_rest, rest, state, tiles)
+    _, denom, acc = state
+    row_out = _normalise(acc, denom).reshape(max_rows, num_heads, head_dim)
+
+    token = jnp.arange(num_tokens, dtype=jnp.int32)
+    row = Items(batch.cu_q_lens[:-1], batch.cu_q_lens[1:]).row_of(token)
+    is_out = is_single[row] & (token < batch.cu_q_lens[-1])
+    return jnp.where(is_out[:, None, None], row_out[row], 0.0)
+
+
+def _walk(
+    row_q: jax.Array,
+    batch: Batch,
+    first_block: jax.Array,
+    num_items: jax.Array,
+    blocks_per_item: int,
+    state: Softmax,
+    tiles: Tiles,
+) -> Softmax:
+    """Take each row's items, `num_items` [R] of `blocks_per_item` from `first_block` [R] on, into
+    its softmax; row_q [R, K, G, H].
+    """
+    max_rows, max_blocks = batch.block_table.shape
+    _, block_size, num_kv_heads, head_dim = batch.dims
     item_tokens = blocks_per_item * block_size
     item_bytes = 2 * item_tokens * num_kv_heads * head_dim * 4
-    num_items = max(1, min(tiles.max_items, tiles.item_bytes // item_bytes))
-    grouped = (num_kv_heads, num_heads // num_kv_heads)
+    width = max(1, min(tiles.max_items, tiles.iteration_bytes // item_bytes))  # W
+    items = _items(num_items)
 
-    first_block = jnp.zeros_like(batch.context_lens)
-    if batch.sliding_window is not None:
-        first_block = jnp.maximum(batch.context_lens - batch.sliding_window, 0) // block_size
-    tokens = jnp.where(is_single, batch.context_lens - first_block * block_size, 0)
-    # Under a window a row's first item is cut too: there all count as cut.
-    num_full = tokens // item_tokens if batch.sliding_window is None else jnp.zeros_like(tokens)
-    full, cut = _items(num_full), _items(_ceil_div(tokens, item_tokens) - num_full)
-    num_all = full.total + cut.total
-    row_q = q[jnp.minimum(batch.cu_q_lens[:-1], num_tokens - 1)].reshape(
-        max_rows, *grouped, head_dim
-    )
-
-    def attend(i: jax.Array) -> tuple[jax.Array, ...]:
-        """Items of iteration i -> row, is_item [W] and softmax parts m, denom [W, K, G],
-        o [W, K, G, H].
-        """
-        item = i * num_items + jnp.arange(num_items, dtype=jnp.int32)
-        is_item, is_full = item < num_all, item < full.total
-        row = jnp.where(is_full, full.row_of(item), cut.row_of(item - full.total))
-        place = jnp.where(
-            is_full, item - full.starts[row], item - full.total - cut.starts[row] + num_full[row]
-        )
-        block = first_block[row] + place * blocks_per_item
+    def attend(item: jax.Array) -> tuple[jax.Array, ...]:
+        """Items [W] -> row, is_item [W] and softmax parts m, denom [W, K, G], o [W, K, G, H]."""
+        is_item = item < items.total
+        row = items.row_of(item)
+        block = first_block[row] + (item - items.starts[row]) * blocks_per_item
         column = block[:, None] + jnp.arange(blocks_per_item, dtype=jnp.int32)[None, :]
         ids = batch.block_table[row[:, None], jnp.minimum(column, max_blocks - 1)]
         ids = jnp.where(is_item[:, None], ids, 0)
@@ -240,21 +268,23 @@ def _single_pass(q: jax.Array, batch: Batch, is_single: jax.Array, tiles: Tiles)
         if batch.sliding_window is not None:
             visible &= context - 1 - position < batch.sliding_window
 
-        keys = _gather(batch, ids, visible, (i + 1) * num_items <= full.total)
-        scores = jnp.einsum("wkgh,wkch->wkgc", row_q[row], keys.k)
-        if keys.k_factors is not None:
-            scores = scores * keys.k_factors[:, :, None, :]
+        read = _gather(batch, ids, visible)
+        scores = jnp.einsum("wkgh,wkch->wkgc", row_q[row], read.k)
+        if read.k_factors is not None:
+            scores = scores * read.k_factors[:, :, None, :]
         scores = jnp.where(visible[:, None, None, :], scores, MASKED)
         m = scores.max(-1)
         p = jnp.exp(scores - m[..., None])
         denom = p.sum(-1)
-        if keys.v_factors is not None:
-            p = p * keys.v_factors[:, :, None, :]
-        return row, is_item, m, denom, jnp.einsum("wkgc,wkch->wkgh", p, keys.v)
+        if read.v_factors is not None:
+            p = p * read.v_factors[:, :, None, :]
+        return row, is_item, m, denom, jnp.einsum("wkgc,wkch->wkgh", p, read.v)
 
     def step(state: LoopState) -> LoopState:
         i, m, denom, acc = state
-        row, is_item, item_m, item_denom, item_o = attend(i)
+        row, is_item, item_m, item_denom, item_o = attend(
+            i * width + jnp.arange(width, dtype=jnp.int32)
+        )
         belongs = (row[None, :] == jnp.arange(max_rows)[:, None]) & is_item[None, :]  # [R, W]
         new_m = jnp.maximum(m, jnp.where(belongs[:, :, None, None], item_m[None], MASKED).max(1))
         weight = jnp.exp(item_m - new_m[row])
@@ -263,20 +293,9 @@ def _single_pass(q: jax.Array, batch: Batch, is_single: jax.Array, tiles: Tiles)
         acc = acc * decay[..., None] + _sum_by_row(belongs, item_o * weight[..., None])
         return i + 1, new_m, denom, acc
 
-    state = (
-        jnp.int32(0),
-        jnp.full((max_rows, *grouped), MASKED, jnp.float32),
-        jnp.zeros((max_rows, *grouped), jnp.float32),
-        jnp.zeros((max_rows, *grouped, head_dim), jnp.float32),
-    )
-    trips = _ceil_div(num_all, num_items)
-    _, _, denom, acc = lax.while_loop(lambda state: state[0] < trips, step, state)
-    row_out = _normalise(acc, denom).reshape(max_rows, num_heads, head_dim)
-
-    token = jnp.arange(num_tokens, dtype=jnp.int32)
-    row = Items(batch.cu_q_lens[:-1], batch.cu_q_lens[1:]).row_of(token)
-    is_out = is_single[row] & (token < batch.cu_q_lens[-1])
-    return jnp.where(is_out[:, None, None], row_out[row], 0.0)
+    trips = _ceil_div(items.total, width)
+    looped = lax.while_loop(lambda state: state[0] < trips, step, (jnp.int32(0), *state))
+    return looped[1:]
 
 
 def _sum_by_row(belongs: jax.Array, x: jax.Array) -> jax.Array:
@@ -363,10 +382,10 @@ def _attend_tile(
         if batch.sliding_window is not None:
             visible &= position[:, None] - context[None, :] < batch.sliding_window
         is_seen = (context >= lowest) & (context <= last)
-        keys = _gather(batch, ids, is_seen[None, :], is_seen.all())
-        scores = jnp.einsum("kqh,kch->kqc", q, keys.k[0])
-        if keys.k_factors is not None:
-            scores = scores * keys.k_factors[0, :, None, :]
+        read = _gather(batch, ids, is_seen[None, :])
+        scores = jnp.einsum("kqh,kch->kqc", q, read.k[0])
+        if read.k_factors is not None:
+            scores = scores * read.k_factors[0, :, None, :]
         scores = scores.reshape(num_kv_heads, group, tile, -1)
         scores = jnp.where(visible[None, None], scores, MASKED)
         scores = scores.reshape(num_kv_heads, num_queries, -1)
@@ -374,9 +393,9 @@ def _attend_tile(
         p = jnp.exp(scores - new_m[..., None])
         decay = jnp.exp(m - new_m)
         denom = denom * decay + p.sum(-1)
-        if keys.v_factors is not None:
-            p = p * keys.v_factors[0, :, None, :]
-        acc = acc * decay[..., None] + jnp.einsum("kqc,kch->kqh", p, keys.v[0])
+        if read.v_factors is not None:
+            p = p * read.v_factors[0, :, None, :]
+        acc = acc * decay[..., None] + jnp.einsum("kqc,kch->kqh", p, read.v[0])
         return block + num_blocks, new_m, denom, acc
 
     state = (

@@ -74,7 +74,7 @@ def test_prompt_longer_than_tiles(backend: str) -> None:
 def test_more_items_than_one_iteration_takes(backend: str) -> None:
     """One long row among many short ones: its parts meet in one iteration and across several."""
     tiles = xla.Tiles()
-    long = (tiles.max_items + 5) * tiles.item_tokens + 7
+    long = (tiles.max_items + 5) * tiles.item_tokens + tiles.rest_tokens + 7
     context_lens = (5, 17, long, *range(1, 10))
     for window in (None, 100):
         problem = make_problem((1,) * 12, context_lens, block_size=16, sliding_window=window)
