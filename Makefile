@@ -36,7 +36,7 @@ types: setup ## check types
 	$(BIN)/mypy $(ARGS)
 
 bench: setup model ## run the benchmark
-	$(BIN)/python experiments/bench.py $(ARGS)
+	$(BIN)/python -m experiments.bench $(ARGS)
 
 # The compilers lie apart, so that nothing else sees plugins for devices that are not there.
 check-kernels: setup $(COMPILERS)/.ready ## compile the kernels for TPU and GPU, check their numerics

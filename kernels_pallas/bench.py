@@ -174,6 +174,19 @@ def prepare_ours(shape: AttentionShape, backend: str, *, tiles: Any = None) -> P
     return call, _queries(shape), kv_blocks, kv_scales, *map(jnp.asarray, _tables(shape))
 
 
+def prepared_shapes(shape: AttentionShape, backend: str) -> tuple[jax.ShapeDtypeStruct, ...]:
+    """q, kv_blocks and block_table of that call, as shapes and dtypes."""
+    kv_shape = backend_module(backend).kv_shape(
+        shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim
+    )
+    dims = (shape.num_tokens, shape.num_heads, shape.head_dim)
+    return (
+        jax.ShapeDtypeStruct(dims, jnp.dtype(shape.dtype)),
+        jax.ShapeDtypeStruct(kv_shape, jnp.dtype(shape.kv_dtype)),
+        jax.ShapeDtypeStruct((shape.num_rows, shape.blocks_per_row), jnp.int32),
+    )
+
+
 def _queries(shape: AttentionShape) -> jax.Array:
     dims = (shape.num_tokens, shape.num_heads, shape.head_dim)
     return jax.random.normal(jax.random.key(1), dims, jnp.dtype(shape.dtype))

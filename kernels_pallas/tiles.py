@@ -1,9 +1,9 @@
-"""Which tiles a kernel runs with: those measured on this kind of device, else the backend's own.
+"""Tiles that were measured on a kind of device: `tuned/<device kind>.json`.
 
-Owns: the static facts on which tiles depend, and the tables of measured ones,
-`tuned/<device kind>.json`, data that `tune.py` writes. A backend with tiles exports `Tiles` (a
-frozen dataclass of integers), `default_tiles(case)` and `candidate_tiles(case)`. Must not know:
-what a tile means to a kernel.
+Owns: which calls share an entry, and the way to it. The tables are data that `tune.py` writes. A
+backend with tiles exports `Tiles` (a frozen dataclass of integers), `default_tiles(q, kv_blocks,
+block_table, device_kind=)` from shapes and dtypes alone, and `candidate_tiles(base, block_size)`.
+Must not know: what a tile means to a kernel.
 """
 
 import json
@@ -12,53 +12,35 @@ import re
 from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
-from types import ModuleType
-from typing import Any, NamedTuple
+from typing import Any
 
-import jax.numpy as jnp
+import jax
 
-
-class TileCase(NamedTuple):
-    """What is known of a call when it is traced; `device_kind` None: any device."""
-
-    num_tokens: int
-    num_rows: int
-    blocks_per_row: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    block_size: int
-    dtype: jnp.dtype
-    kv_dtype: jnp.dtype
-    sliding_window: int | None
-    device_kind: str | None
-
-    @property
-    def is_decode(self) -> bool:
-        """Every row has at most one token, by the shapes alone."""
-        return self.num_tokens == self.num_rows
-
-    @property
-    def key(self) -> str:
-        """All that a table distinguishes, but the number of rows."""
-        work = "decode" if self.is_decode else "mixed"
-        return (
-            f"{work} N{self.num_heads} K{self.num_kv_heads} H{self.head_dim} S{self.block_size} "
-            f"{jnp.dtype(self.kv_dtype).name}"
-        )
+type Shaped = jax.Array | jax.ShapeDtypeStruct
 
 
-def choose_tiles(backend: str, module: ModuleType, case: TileCase) -> Any:
-    """Measured for this kind of device, with the nearest number of rows; else the default. None for
-    a backend without tiles.
+def tile_key(
+    q: Shaped, kv_blocks: Shaped, block_table: Shaped, *, num_kv_heads: int, block_size: int
+) -> str:
+    """All that a table distinguishes but the number of rows; a decode has one token per row."""
+    work = "decode" if q.shape[0] == block_table.shape[0] else "mixed"
+    return (
+        f"{work} N{q.shape[1]} K{num_kv_heads} H{q.shape[2]} S{block_size} {kv_blocks.dtype.name}"
+    )
+
+
+def measured_tiles(
+    backend: str, key: str, *, num_rows: int, device_kind: str | None
+) -> dict[str, int] | None:
+    """Fields of the tiles measured with the nearest number of rows; None: nothing was measured, or
+    nothing beat the default.
     """
-    if not hasattr(module, "Tiles"):
-        return None
-    by_rows = _table(case.device_kind).get(backend, {}).get(case.key, {})
+    by_rows = _table(device_kind).get(backend, {}).get(key, {})
     if not by_rows:
-        return module.default_tiles(case)
-    nearest = min(by_rows, key=lambda rows: abs(math.log2(int(rows) / case.num_rows)))
-    return module.Tiles(**by_rows[nearest])
+        return None
+    nearest = min(by_rows, key=lambda rows: abs(math.log2(int(rows) / num_rows)))
+    fields: dict[str, int] = by_rows[nearest]
+    return fields
 
 
 def file_name(device_kind: str) -> str:

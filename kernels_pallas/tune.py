@@ -18,12 +18,11 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from kernels_pallas.bench import USUAL, host_shape, prepare_ours
+from kernels_pallas.bench import USUAL, host_shape, prepare_ours, prepared_shapes
 from kernels_pallas.paged_attention import backend_module, choose_backend
 from kernels_pallas.shapes import SHAPES, AttentionShape
-from kernels_pallas.tiles import TileCase, file_name
+from kernels_pallas.tiles import file_name, tile_key
 from kernels_pallas.timing import seconds_per_call
 
 TUNED = Path(__file__).parent / "tuned"
@@ -70,9 +69,10 @@ def _search(
     """Shape, candidate, and where its time goes; those that have one are left out."""
     module = backend_module(backend)
     for name in names:
-        case = _case(_shape(name, small=small))
+        shape = _shape(name, small=small)
+        default = _default(shape, backend)
         entry = measured.setdefault(f"{backend} {name}", {})
-        for tiles in (module.default_tiles(case), *module.candidate_tiles(case)):
+        for tiles in (default, *module.candidate_tiles(default, shape.block_size)):
             text = json.dumps(dataclasses.asdict(tiles))
             if text not in entry:
                 yield name, text, entry
@@ -80,10 +80,9 @@ def _search(
 
 def _seconds(name: str, backend: str, tiles: dict[str, int], *, small: bool) -> float | str:
     """Median of a call, or why there is none: a candidate may ask for more memory than there is."""
-    shape = _shape(name, small=small)
     chosen = backend_module(backend).Tiles(**tiles)
     try:
-        call = prepare_ours(shape, backend, tiles=chosen)
+        call = prepare_ours(_shape(name, small=small), backend, tiles=chosen)
         return seconds_per_call(*call, num_rounds=7).median_s
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
@@ -100,42 +99,40 @@ def _best(
     """The table's tiles with this search's in place of older ones, where they beat the default."""
     found: dict[str, Any] = table.get("tiles", {})
     for name in names:
-        case = _case(_shape(name, small=small))
+        shape = _shape(name, small=small)
         times = measured.get(f"{backend} {name}", {})
         timed = {text: s for text, s in times.items() if isinstance(s, float)}
-        default_s = timed.get(json.dumps(dataclasses.asdict(_default(backend, case))))
-        if not timed or default_s is None:
+        default_s = timed.get(json.dumps(dataclasses.asdict(_default(shape, backend))))
+        if default_s is None:
             continue
         best = min(timed, key=lambda text: timed[text])
-        by_rows = found.setdefault(backend, {}).setdefault(case.key, {})
-        by_rows.pop(str(case.num_rows), None)
+        by_rows = found.setdefault(backend, {}).setdefault(_key(shape, backend), {})
+        by_rows.pop(str(shape.num_rows), None)
         if timed[best] < WORTH_STORING * default_s:
-            by_rows[str(case.num_rows)] = json.loads(best)
+            by_rows[str(shape.num_rows)] = json.loads(best)
     return found
 
 
-def _default(backend: str, case: TileCase) -> Any:
-    return backend_module(backend).default_tiles(case)
+def _default(shape: AttentionShape, backend: str) -> Any:
+    """What the backend itself chooses on this device."""
+    q, kv_blocks, block_table, *_ = prepared_shapes(shape, backend)
+    kind = jax.devices()[0].device_kind
+    return backend_module(backend).default_tiles(q, kv_blocks, block_table, device_kind=kind)
+
+
+def _key(shape: AttentionShape, backend: str) -> str:
+    q, kv_blocks, block_table, *_ = prepared_shapes(shape, backend)
+    return tile_key(
+        q,
+        kv_blocks,
+        block_table,
+        num_kv_heads=shape.num_kv_heads,
+        block_size=shape.block_size,
+    )
 
 
 def _shape(name: str, *, small: bool) -> AttentionShape:
     return host_shape(SHAPES[name].small() if small else SHAPES[name])
-
-
-def _case(shape: AttentionShape) -> TileCase:
-    return TileCase(
-        num_tokens=shape.num_tokens,
-        num_rows=shape.num_rows,
-        blocks_per_row=shape.blocks_per_row,
-        num_heads=shape.num_heads,
-        num_kv_heads=shape.num_kv_heads,
-        head_dim=shape.head_dim,
-        block_size=shape.block_size,
-        dtype=jnp.dtype(shape.dtype),
-        kv_dtype=jnp.dtype(shape.kv_dtype),
-        sliding_window=shape.sliding_window,
-        device_kind=jax.devices()[0].device_kind,
-    )
 
 
 def _read(file: Path) -> dict[str, Any]:

@@ -36,6 +36,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("--quick", action="store_true", help="shapes that stand for the rest")
     parser.add_argument("--only", metavar="GLOB", help="checks whose name matches, as in '*h100'")
+    parser.add_argument("--step", action="store_true", help="whole model steps instead: minutes")
+    parser.add_argument("--support", action="store_true", help="what each backend can do, at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
     parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
     parser.set_defaults(act=_check_kernels)
@@ -44,6 +46,13 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 def _check_kernels(arguments: argparse.Namespace) -> int:
     """Ends with 1 if a check fails."""
     os.environ.update(COMPILE_ENVIRONMENT)  # read when jax is imported, here and by the processes
+    if arguments.support:
+        from kernels_pallas.support import table
+
+        print("\n".join(table()))
+        return 0
+    if arguments.step:
+        return _check_steps(arguments)
     from kernels_pallas.checks import checks
 
     pattern = arguments.only or "*"
@@ -71,6 +80,43 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
         found = [asdict(outcome) for outcome in outcomes]
         write_text(arguments.json, json.dumps(found, indent=1) + "\n")
     return 1 if counts["FAILED"] else 0
+
+
+def _check_steps(arguments: argparse.Namespace) -> int:
+    """One after the other, since each takes all cores; ends with 1 if one cannot be compiled."""
+    from kernels_pallas.checks import BACKEND_OF
+    from kernels_pallas.compile_targets import GIB, TARGETS
+    from paxserve.device.whole_step import check_step, named_cases
+
+    pattern = f"*{arguments.only or '*'}*"
+    cases = [c for c in named_cases() if fnmatch.fnmatch(f"{c[0]} on {c[1]}", pattern)]
+    if not cases:
+        raise ValueError(f"no step matches --only {arguments.only!r}")
+    terminal, table, found, num_failed = Terminal(), Table(*_STEP_COLUMNS, box=None), [], 0
+    for done, (name, target, case) in enumerate(cases):
+        terminal.progress("steps", done, len(cases))
+        try:
+            row = check_step(name, target, case, backend=BACKEND_OF[TARGETS[target].platform])
+        except Exception as error:
+            num_failed += 1
+            terminal.say(f"FAILED {name} on {target}: {type(error).__name__}: {error}")
+            continue
+        if row.refusal is not None:
+            terminal.say(f"{name}: {row.refusal}")
+        found.append(row._asdict() | {"memory": row.memory and row.memory._asdict()})
+        memory = "refused" if row.memory is None else f"{row.memory.total_bytes / GIB:.1f}"
+        temp = "" if row.memory is None else f"{row.memory.temp_bytes / GIB:.2f}"
+        sizes = [f"{n / GIB:.1f}" for n in (row.hbm_bytes, row.weight_bytes, row.kv_bytes)]
+        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
+        table.add_row(name, f"{target} x {row.num_devices}", *sizes, temp, memory, seconds)
+    terminal.close()
+    Console().print(table)
+    if arguments.json is not None:
+        write_text(arguments.json, json.dumps(found, indent=1) + "\n")
+    return 1 if num_failed else 0
+
+
+_STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "total", "seconds")
 
 
 def _run(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":

@@ -20,7 +20,7 @@ import jax
 
 from kernels_pallas.paged_attention import pallas_tpu, reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
-from kernels_pallas.tiles import TileCase, choose_tiles
+from kernels_pallas.tiles import measured_tiles, tile_key
 
 __all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
 
@@ -100,7 +100,8 @@ def paged_attention(
         device_kind: JAX's name of the device the call is compiled for; chooses tuned tiles. None:
             those that suit any device of the platform. Never looked up here, so that a call
             compiles the same whatever device is present.
-        tiles: the backend's `Tiles`, where it has any; None: `tiles.choose_tiles`.
+        tiles: the backend's `Tiles`, where it has any; None: those measured on this kind of
+            device (`kernels_pallas.tiles`), else its own choice from the shapes.
     Returns:
         [T, N, H] in q's dtype; zeros for padding tokens (t >= cu_q_lens[num_rows]). Softmax and
         accumulation are float32.
@@ -119,22 +120,17 @@ def paged_attention(
     )  # fmt: skip
     if tiles is None:
         dims = module.kv_dims(kv_blocks.shape)
-        case = TileCase(
-            num_tokens=q.shape[0],
-            num_rows=block_table.shape[0],
-            blocks_per_row=block_table.shape[1],
-            num_heads=q.shape[1],
-            num_kv_heads=dims.num_kv_heads,
-            head_dim=dims.head_dim,
-            block_size=dims.block_size,
-            dtype=q.dtype,
-            kv_dtype=kv_blocks.dtype,
-            sliding_window=sliding_window,
-            device_kind=device_kind,
+        key = tile_key(
+            q, kv_blocks, block_table,
+            num_kv_heads=dims.num_kv_heads, block_size=dims.block_size,
+        )  # fmt: skip
+        fields = measured_tiles(
+            backend, key, num_rows=block_table.shape[0], device_kind=device_kind
         )
-        tiles = choose_tiles(backend, module, case)
+        tiles = None if fields is None else module.Tiles(**fields)
     out: jax.Array = module.paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
-        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, tiles=tiles,
+        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, device_kind=device_kind,
+        tiles=tiles,
     )  # fmt: skip
     return out

@@ -25,8 +25,10 @@ from kernels_pallas.paged_attention.tpu_kernel import (
     unpack,
 )
 from kernels_pallas.paged_attention.tpu_layout import (
+    KV_HEADS_AXIS,
     LANES,
     SCALE_RUN,
+    SCALES_HEADS_AXIS,
     kv_dims,
     kv_scales_shape,
     kv_shape,
@@ -38,6 +40,8 @@ from kernels_pallas.paged_attention.tpu_layout import (
 from kernels_pallas.paged_attention.tpu_walk import SHORT, Statics
 
 __all__ = [
+    "KV_HEADS_AXIS",
+    "SCALES_HEADS_AXIS",
     "Tiles",
     "candidate_tiles",
     "default_tiles",

@@ -44,10 +44,11 @@ def paged_attention(
     scale: float,
     sliding_window: int | None = None,
     kv_scales: jax.Array | None = None,
+    device_kind: str | None = None,
     tiles: None = None,
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`."""
-    del tiles
+    del device_kind, tiles
     num_kv_heads = kv_dims(kv_blocks.shape).num_kv_heads
     num_tokens, num_heads, head_dim = q.shape
 

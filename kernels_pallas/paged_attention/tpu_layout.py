@@ -17,6 +17,8 @@ from kernels_pallas.paged_attention.layout import KvDims
 
 LANES = 128
 SCALE_RUN = 16  # slots whose scales share a row of lanes
+KV_HEADS_AXIS = 1  # of kv_blocks
+SCALES_HEADS_AXIS = 3  # of kv_scales
 
 
 def kv_shape(

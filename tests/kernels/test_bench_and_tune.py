@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from kernels_pallas import bench, tiles, tune
-from kernels_pallas.paged_attention import xla
-from kernels_pallas.tiles import TileCase, choose_tiles, file_name
+from kernels_pallas.paged_attention import paged_attention, xla
+from kernels_pallas.tiles import file_name, measured_tiles, tile_key
 from kernels_pallas.timing import Timing, seconds_per_call
 
 SHAPE = "smollm2-135m/decode_1x4k"
@@ -63,43 +63,52 @@ def test_bench_says_what_it_did_not_reach(monkeypatch):
     assert [row.note for row in rows] == ["RuntimeError: no such luck"] * 2 + [""]
 
 
-def case(**changes):
-    return TileCase(
-        **{
-            "num_tokens": 8,
-            "num_rows": 8,
-            "blocks_per_row": 4,
-            "num_heads": 9,
-            "num_kv_heads": 3,
-            "head_dim": 64,
-            "block_size": 16,
-            "dtype": jnp.dtype("float32"),
-            "kv_dtype": jnp.dtype("float32"),
-            "sliding_window": None,
-            "device_kind": "some chip",
-        }
-        | changes
+def shapes(num_tokens, num_rows):
+    """q, kv_blocks and block_table of SmolLM2's heads."""
+    return (
+        jnp.zeros((num_tokens, 9, 64)),
+        jnp.zeros((5, 2, 3, 16, 64)),
+        jnp.zeros((num_rows, 4), jnp.int32),
     )
 
 
+def test_a_key_tells_work_heads_blocks_and_dtype():
+    options = {"num_kv_heads": 3, "block_size": 16}
+    assert tile_key(*shapes(8, 8), **options) == "decode N9 K3 H64 S16 float32"
+    assert tile_key(*shapes(9, 8), **options) == "mixed N9 K3 H64 S16 float32"
+
+
 def test_tiles_come_from_the_table_of_the_device(monkeypatch):
-    default = xla.default_tiles(case())
-    other = dataclasses.replace(default, **{dataclasses.fields(default)[0].name: 3})
-    far = dataclasses.replace(default, **{dataclasses.fields(default)[0].name: 5})
-    table = {
-        "xla": {
-            "decode N9 K3 H64 S16 float32": {
-                "8": dataclasses.asdict(other),
-                "256": dataclasses.asdict(far),
-            }
-        }
-    }
+    table = {"xla": {"some key": {"8": {"item_tokens": 3}, "256": {"item_tokens": 5}}}}
     monkeypatch.setattr(tiles, "_table", lambda kind: table if kind == "some chip" else {})
-    assert choose_tiles("xla", xla, case()) == other
-    assert choose_tiles("xla", xla, case(num_rows=16, num_tokens=16)) == other
-    assert choose_tiles("xla", xla, case(num_rows=200, num_tokens=200)) == far
-    assert choose_tiles("xla", xla, case(num_tokens=9)) == xla.default_tiles(case(num_tokens=9))
-    assert choose_tiles("xla", xla, case(device_kind=None)) == default
+
+    def find(key, num_rows, device_kind="some chip"):
+        return measured_tiles("xla", key, num_rows=num_rows, device_kind=device_kind)
+
+    assert [find("some key", rows) for rows in (1, 8, 16)] == [{"item_tokens": 3}] * 3
+    assert find("some key", 200) == {"item_tokens": 5}
+    assert find("another key", 8) is None
+    assert find("some key", 8, device_kind=None) is None
+
+
+def test_a_call_runs_with_the_tiles_that_were_measured(monkeypatch):
+    """They reach the backend; tiles that are given go before them."""
+    seen = []
+    right = xla.paged_attention
+
+    def spy(*args, **options):
+        seen.append(options["tiles"])
+        return right(*args, **options)
+
+    monkeypatch.setattr(xla, "paged_attention", spy)
+    table = {"xla": {"decode N9 K3 H64 S16 float32": {"8": {"item_tokens": 48}}}}
+    monkeypatch.setattr(tiles, "_table", lambda kind: table if kind == "some chip" else {})
+    rows = [jnp.zeros(8, jnp.int32), jnp.zeros(9, jnp.int32), 0]
+    for device_kind, given in (("some chip", None), (None, None), ("some chip", xla.Tiles())):
+        paged_attention(
+            *shapes(8, 8), *rows, scale=1.0, backend="xla", device_kind=device_kind, tiles=given
+        )
+    assert seen == [xla.Tiles(item_tokens=48), None, xla.Tiles()]
 
 
 def test_a_device_kind_names_its_file():
@@ -110,10 +119,10 @@ def test_a_device_kind_names_its_file():
 @pytest.fixture
 def searched(monkeypatch, tmp_path):
     """A search over three candidates with made-up times; the second is fastest, the third fails."""
-    default = xla.default_tiles(case())
+    default = xla.Tiles()
     name = dataclasses.fields(default)[0].name
     candidates = [dataclasses.replace(default, **{name: n}) for n in (101, 102)]
-    monkeypatch.setattr(xla, "candidate_tiles", lambda case: candidates)
+    monkeypatch.setattr(xla, "candidate_tiles", lambda base, block_size: candidates)
     seen = []
 
     def prepare(shape, backend, *, tiles):

@@ -62,7 +62,8 @@ def test_head_groups(backend: str, num_kv_heads: int) -> None:
 
 def test_prompt_longer_than_tiles(backend: str) -> None:
     """Several query tiles, several context iterations, a last tile moved back to fit."""
-    tile, context = xla.TILE_QUERIES, xla.TILE_TOKENS
+    tiles = xla.Tiles()
+    tile, context = tiles.tile_queries, tiles.tile_tokens
     q_lens, context_lens = (2 * tile + 3, context + 5), (context + tile, 2 * context + 7)
     for window in (None, tile + 5):
         problem = make_problem(q_lens, context_lens, padding_tokens=0, sliding_window=window)
@@ -71,7 +72,8 @@ def test_prompt_longer_than_tiles(backend: str) -> None:
 
 def test_more_items_than_one_iteration_takes(backend: str) -> None:
     """One long row among many short ones: its parts meet in one iteration and across several."""
-    long = (xla.MAX_ITEMS + 5) * xla.ITEM_TOKENS + 7
+    tiles = xla.Tiles()
+    long = (tiles.max_items + 5) * tiles.item_tokens + tiles.rest_tokens + 7
     context_lens = (5, 17, long, *range(1, 10))
     for window in (None, 100):
         problem = make_problem((1,) * 12, context_lens, block_size=16, sliding_window=window)
