@@ -77,7 +77,7 @@ PADDING = [NUM_BLOCKS * 16, 2**30, 2**31 - 1]
     ("slots", "options"),
     [
         ([17], {"dtype": BF16}),
-        ([5, *PADDING, 190, *prompt(37, 22)], {"dtype": BF16, "head_dim": 128}),
+        ([5, *PADDING, 190, *prompt(37, 22), *prompt(145, 15)], {"dtype": BF16, "head_dim": 128}),
         ([21, 190, 44, 97, 130, 3, 64, 80, 112, 160, 176], {"dtype": F32}),
         (scattered(16), {"dtype": BF16, "num_kv_heads": 3}),
         (PADDING, {"dtype": BF16, "is_rotated": False}),
