@@ -129,7 +129,7 @@ def test_so_it_does_when_blocks_are_swapped(size):
 
 @pytest.mark.parametrize("size", SIZES)
 def test_a_quantised_cache_is_split_with_its_scales(size):
-    options = {"kv_cache_dtype": "int8", "backend": "reference"}
+    options = {"kv_cache_dtype": "int8", "backend": "xla"}
     real = group(size, **options)
     expected = serve(group(1, **options), "biased", "greedy", num_blocks=25)
     found = serve(real, "biased", "greedy", num_blocks=25)
