@@ -83,8 +83,8 @@ def run() -> None:
     unit_s = statistics.median(python_s)
     name = "host: plan + pack + ledger + apply, 256 decodes, hash chain / sum(range(256))"
     report(name, host_s, python_s, BAR)
-    for part, seconds in zip(
+    for part, taken_s in zip(
         ("plan", "pack", "ledger", "apply"), zip(*parts_s, strict=True), strict=True
     ):
-        median_s = statistics.median(seconds)
+        median_s = statistics.median(taken_s)
         print(f"  {part}: {1e6 * median_s:.0f} us, {median_s / unit_s:.0f} x")
