@@ -1,12 +1,13 @@
 """What reading K and V through a block table costs the attention kernel (CLAIMS E1)."""
 
+from collections.abc import Callable
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from experiments.bench.timing import interleaved, report
+from experiments.bench.timing import Run, interleaved, report
 from kernels_pallas.paged_attention import backend_module, paged_attention
 from kernels_pallas.shapes import MODELS
 
@@ -30,7 +31,7 @@ def run() -> None:
                seconds, rounds[0], None)  # fmt: skip
 
 
-def _paged(block_size: int):
+def _paged(block_size: int) -> Run:
     per_row = CONTEXT // block_size
     num_blocks = 1 + NUM_ROWS * per_row
     shape = backend_module(BACKEND).kv_shape(
@@ -49,7 +50,7 @@ def _paged(block_size: int):
     return _ready(attend, *arguments)
 
 
-def _contiguous():
+def _contiguous() -> Run:
     shape = (NUM_ROWS, CONTEXT, HEADS.num_kv_heads, HEADS.head_dim)
     q = jnp.full((NUM_ROWS, 1, HEADS.num_heads, HEADS.head_dim), 0.1)
     return _ready(
@@ -57,6 +58,6 @@ def _contiguous():
     )
 
 
-def _ready(attend, *arguments):
+def _ready(attend: Callable[..., jax.Array], *arguments: jax.Array) -> Run:
     attend(*arguments).block_until_ready()
     return lambda: attend(*arguments).block_until_ready()

@@ -269,7 +269,9 @@ def _walk(
     _, block_size, num_kv_heads, head_dim = batch.dims
     item_tokens = blocks_per_item * block_size
     item_bytes = 2 * item_tokens * num_kv_heads * head_dim * 4
-    width = max(1, min(tiles.max_items, tiles.iteration_bytes // item_bytes))  # W
+    # W, a power of two as batches tend to be, so that their items leave no iteration half empty.
+    most = max(1, min(tiles.max_items, tiles.iteration_bytes // item_bytes))
+    width = 1 << (most.bit_length() - 1)
     items = _items(num_items)
 
     def attend(item: jax.Array) -> tuple[jax.Array, ...]:
