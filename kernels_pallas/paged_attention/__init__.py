@@ -17,13 +17,13 @@ from types import ModuleType
 
 import jax
 
-from kernels_pallas.paged_attention import reference, xla
+from kernels_pallas.paged_attention import pallas_gpu, reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
 
 __all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
 
-_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla}
-_PLANNED = ("pallas_tpu", "pallas_gpu")
+_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla, "pallas_gpu": pallas_gpu}
+_PLANNED = ("pallas_tpu",)
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
@@ -37,6 +37,8 @@ def choose_backend(platform: str) -> str:
     """
     if platform not in ("cpu", "gpu", "cuda", "rocm", "tpu"):
         raise ValueError(f"platform must be cpu, gpu or tpu, got {platform=}")
+    if platform in ("gpu", "cuda"):
+        return "pallas_gpu"
     return "xla"  # the only fast backend so far; the Pallas ones take their platforms over
 
 
