@@ -77,8 +77,11 @@ class Memory(NamedTuple):
     q: Ref  # [consumers, 64, H] swizzled
     out: Ref | None  # [consumers, 64, H]; None: it takes the place of q_raw
     lse: Ref  # [consumers, 64] float32
-    k: Ref  # [stages, columns, H]
+    k: Ref  # [stages, columns, H], of the cache's dtype
     v: Ref
+    k_scales: Ref | None  # [stages, runs * heads, scale_width] float32, of a quantised cache
+    v_scales: Ref | None
+    wide: Ref | None  # [consumers, columns, H]: such a K or V as wgmma takes it
     probs: Ref | None  # [consumers, 64, columns], where they cannot stay in registers
     q_full: Ref  # barriers, per consumer
     q_free: Ref
@@ -92,6 +95,7 @@ class Memory(NamedTuple):
 def attend(
     q: jax.Array,
     kv_blocks: jax.Array,
+    kv_scales: jax.Array | None,
     block_table: jax.Array,
     plan: Plan,
     out: Ref,
@@ -105,19 +109,22 @@ def attend(
 
     Args:
         kv_blocks: [P, 2, K, S, H].
+        kv_scales: None, or [P, 2, K, width]; see `scale_width`.
         out: a reference to the array, which both passes of a step fill.
         scale: > 0.
         interpreted: the simulator multiplies no registers: probabilities go through shared memory.
     """
     geo = geometry
     head_dim, programs, consumers = geo.head_dim, geo.programs, geo.consumers
-    runs = kv_blocks.reshape(-1, geo.run_rows, head_dim)
+    cache = [kv_blocks.reshape(-1, geo.run_rows, head_dim)]
+    if kv_scales is not None:
+        cache.append(kv_scales.reshape(-1, geo.heads, scale_width(geo.run)))
     walk = _Walk(geo)
 
-    def body(q_ref: Ref, kv_ref: Ref, table: Ref, entries: Ref, first: Ref, sizes: Ref,
+    def body(q_ref: Ref, cache: list[Ref], table: Ref, entries: Ref, first: Ref, sizes: Ref,
              out: Ref, part: Ref, part_lse: Ref, memory: Memory) -> None:  # fmt: skip
         group = lax.axis_index("warpgroup")
-        load = _Loads(geo, q_ref, kv_ref, table, entries, memory)
+        load = _Loads(geo, q_ref, cache, table, entries, memory)
         compute = _Compute(
             geo, entries, out, part, part_lse, memory, scale * math.log2(math.e), sliding_window
         )
@@ -126,7 +133,6 @@ def attend(
         def _produce() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
             walk(entries, first, sizes, load.segment)
-            load.drain()
 
         @pl.when(group < consumers)
         def _consume() -> None:
@@ -140,32 +146,44 @@ def attend(
             jax.ShapeDtypeStruct((2 * programs, consumers, ROWS, head_dim), F32),
             jax.ShapeDtypeStruct((2 * programs, consumers, ROWS), F32),
         ),
-        scratch_types=(_memory(geo, interpreted),),
+        scratch_types=(_memory(geo, kv_blocks.dtype, interpreted),),
         grid=(programs,),
         grid_names=("program",),
         num_threads=consumers + 1,
         thread_name="warpgroup",
         compiler_params=PARAMETERS,
-    )(q, runs, block_table, *plan, out)
+    )(q, cache, block_table, *plan, out)
     combine(part, part_lse, plan, out, geo)
 
 
-def _memory(geo: Geometry, interpreted: bool) -> Memory:
+def _memory(geo: Geometry, kv_dtype: jnp.dtype, interpreted: bool) -> Memory:
     rows = (geo.consumers, ROWS, geo.head_dim)
     tiles = (geo.stages, geo.columns, geo.head_dim)
+    is_quantised = kv_dtype != BF16
+    arrivals = geo.runs * (1 + is_quantised)
+    transforms = SWIZZLED
+    if is_quantised:
+        transforms = (
+            plgpu.TilingTransform((8, geo.head_dim)), plgpu.SwizzleTransform(geo.head_dim)
+        )  # fmt: skip
+    scales = (geo.stages, geo.runs * geo.heads, scale_width(geo.run))
+    wide = plgpu.SMEM((geo.consumers, *tiles[1:]), BF16, transforms=SWIZZLED)
     probs = plgpu.SMEM((geo.consumers, ROWS, geo.columns), BF16, transforms=SWIZZLED)
     return Memory(
         q_raw=plgpu.SMEM(rows, BF16),
         q=plgpu.SMEM(rows, BF16, transforms=SWIZZLED),
         out=plgpu.SMEM(rows, BF16) if geo.prefetches_queries else None,
         lse=plgpu.SMEM(rows[:2], F32),
-        k=plgpu.SMEM(tiles, BF16, transforms=SWIZZLED),
-        v=plgpu.SMEM(tiles, BF16, transforms=SWIZZLED),
+        k=plgpu.SMEM(tiles, kv_dtype, transforms=transforms),
+        v=plgpu.SMEM(tiles, kv_dtype, transforms=transforms),
+        k_scales=plgpu.SMEM(scales, F32) if is_quantised else None,
+        v_scales=plgpu.SMEM(scales, F32) if is_quantised else None,
+        wide=wide if is_quantised else None,
         probs=probs if interpreted else None,
         q_full=plgpu.Barrier(num_arrivals=geo.queries, num_barriers=geo.consumers),
         q_free=plgpu.Barrier(num_barriers=geo.consumers),
-        k_full=plgpu.Barrier(num_arrivals=geo.runs, num_barriers=geo.stages),
-        v_full=plgpu.Barrier(num_arrivals=geo.runs, num_barriers=geo.stages),
+        k_full=plgpu.Barrier(num_arrivals=arrivals, num_barriers=geo.stages),
+        v_full=plgpu.Barrier(num_arrivals=arrivals, num_barriers=geo.stages),
         k_free=plgpu.Barrier(num_arrivals=geo.consumers, num_barriers=geo.stages),
         v_free=plgpu.Barrier(num_arrivals=geo.consumers, num_barriers=geo.stages),
         v_clean=plgpu.Barrier(num_arrivals=geo.consumers),
@@ -220,7 +238,7 @@ class _Loads(NamedTuple):
 
     geo: Geometry
     q: Ref
-    kv: Ref  # [P * 2 * K * S / run_rows, run_rows, H]
+    cache: list[Ref]  # [P * 2 * K * S / run_rows, run_rows, H], and scales likewise
     table: Ref
     entries: Ref
     memory: Memory
@@ -235,21 +253,22 @@ class _Loads(NamedTuple):
             slot = lax.rem(tile + i, jnp.int32(geo.stages))
             # Before any wait, so that the table is not what a copy waits for.
             sources = self._runs(segment, row, first_run + i * geo.runs)
-            for which, (full, free, tiles) in enumerate(
-                ((memory.k_full, memory.k_free, memory.k), (memory.v_full, memory.v_free, memory.v))
+            for full, free, tiles, scales, offset in (
+                (memory.k_full, memory.k_free, memory.k, memory.k_scales, 0),
+                (memory.v_full, memory.v_free, memory.v, memory.v_scales, self._head_runs),
             ):
                 pl.when(tile + i >= geo.stages)(lambda free=free: plgpu.barrier_wait(free.at[slot]))
                 for index, source in enumerate(sources):
-                    plgpu.copy_gmem_to_smem(
-                        self.kv.at[source + which * self._head_runs],
-                        tiles.at[slot, pl.ds(index * geo.run_rows, geo.run_rows)],
-                        full.at[slot],
-                    )
+                    for cached, place, lines in zip(
+                        self.cache, (tiles, scales), (geo.run_rows, geo.heads), strict=False
+                    ):
+                        plgpu.copy_gmem_to_smem(
+                            cached.at[source + offset],
+                            place.at[slot, pl.ds(index * lines, lines)],
+                            full.at[slot],
+                        )
 
         lax.fori_loop(0, segment.num_tiles, step, None)
-
-    def drain(self) -> None:
-        """Sees every release that no later tile waited for."""
 
     @property
     def _head_runs(self) -> int:
@@ -257,7 +276,7 @@ class _Loads(NamedTuple):
         return self.geo.num_kv_heads * self.geo.block_size // self.geo.run_rows
 
     def _runs(self, segment: Segment, row: jax.Array, first: jax.Array) -> list[jax.Array]:
-        """Where the K of one tile lies in `kv`."""
+        """Where the K of one tile lies in `cache`."""
         geo = self.geo
         per_block = geo.block_size // geo.run
         found = []
@@ -356,8 +375,10 @@ class _Compute(NamedTuple):
         geo, memory = self.geo, self.memory
         m, denom, acc = state
         plgpu.barrier_wait(memory.k_full.at[slot])
-        keys = transposed(memory.k.at[slot])
-        scores = product(memory.q.at[consumer], keys, geo.columns)
+        keys = self._widened(consumer, memory.k.at[slot])
+        scores = product(memory.q.at[consumer], transposed(keys), geo.columns)
+        if memory.k_scales is not None:
+            scores = scores * self._by_column(memory.k_scales.at[slot])
         plgpu.barrier_arrive(memory.k_free.at[slot])
         scores = seen.masked(scores, base)
 
@@ -367,16 +388,44 @@ class _Compute(NamedTuple):
         denom = denom * decay + probs.sum(axis=1)
 
         plgpu.barrier_wait(memory.v_full.at[slot])
-        self._clean_values(consumer, memory.v.at[slot], seen.context - base)
+        values = self._widened(consumer, memory.v.at[slot])
+        self._clean_values(consumer, values, seen.context - base)
+        if memory.v_scales is not None:
+            # A hidden token's scale may be NaN.
+            scaled = probs * self._by_column(memory.v_scales.at[slot])
+            probs = jnp.where(probs == 0.0, 0.0, scaled)
         weights: Any = probs.astype(BF16)
         if memory.probs is not None:
             memory.probs[consumer] = weights
             plgpu.commit_smem()
             weights = memory.probs.at[consumer]
-        gained = product(weights, memory.v.at[slot], geo.head_dim)
+        gained = product(weights, values, geo.head_dim)
         plgpu.barrier_arrive(memory.v_free.at[slot])
         # The decay and the addition are one instruction, so a separate sum costs only registers.
         return new_m, denom, acc * lax.broadcast_in_dim(decay, acc.shape, [0]) + gained
+
+    def _widened(self, consumer: jax.Array, stored: Ref) -> Ref:
+        """A tile of K or V [columns, H] in bfloat16; numbers of eight bits are exact in it."""
+        if self.memory.wide is None:
+            return stored
+        numbers = plgpu.load(stored, layout=plgpu.Layout.WGMMA_UPCAST_2X, optimized=False)
+        if stored.dtype != jnp.int8:
+            numbers = numbers.astype(F32)  # there is no direct conversion
+        wide = self.memory.wide.at[consumer]
+        wide[...] = numbers.astype(BF16)
+        plgpu.commit_smem()
+        return wide
+
+    def _by_column(self, scales: Ref) -> jax.Array:
+        """Scales [runs * heads, width] of a tile -> [64, columns]."""
+        geo = self.geo
+        pieces = []
+        for index in range(geo.runs * geo.heads):
+            by_column = WGMMA.reduce(0)
+            piece = plgpu.load(scales.at[index, pl.ds(0, geo.run)], layout=by_column,
+                               optimized=False)  # fmt: skip
+            pieces.append(lax.broadcast_in_dim(piece, (ROWS, geo.run), [1]))
+        return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=1)
 
     def _clean_values(self, consumer: jax.Array, values: Ref, num_valid: jax.Array) -> None:
         """Zero the values past the context, which may be NaN: a probability of 0 does not help."""
@@ -390,7 +439,7 @@ class _Compute(NamedTuple):
             values[...] = jnp.where(is_valid, kept, jnp.zeros_like(kept))
             plgpu.commit_smem()
 
-        if geo.consumers == 1:
+        if geo.consumers == 1 or self.memory.wide is not None:
             pl.when(is_tail)(clean)
             return
 
@@ -439,6 +488,11 @@ class _Seen(NamedTuple):
         column_head = run - quotient(run, geo.heads) * geo.heads
         is_own = quotient(rows, geo.group) == column_head
         return jnp.where(is_own, scores, -jnp.inf)
+
+
+def scale_width(run: int) -> int:
+    """Scales that one head's run of tokens takes in memory: a copy brings 128 bytes at least."""
+    return max(run, 32)
 
 
 def token_of(geo: Geometry, column: jax.Array) -> jax.Array:

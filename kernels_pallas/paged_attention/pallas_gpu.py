@@ -31,12 +31,9 @@ from kernels_pallas.paged_attention.gpu_units import (
 from kernels_pallas.paged_attention.layout import (
     KvDims,
     kv_dims,
-    kv_scales_shape,
     kv_shape,
     lay_kv,
-    lay_scales,
     plain_kv,
-    plain_scales,
 )
 
 __all__ = [
@@ -104,6 +101,24 @@ def candidate_tiles(device_kind: str | None) -> Iterator[Tiles]:
                     yield tiles
 
 
+def kv_scales_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int
+) -> tuple[int, int, int, int]:
+    """`[P, 2, K, S]` as in the plain layout, with S padded to what one copy brings."""
+    return (num_blocks, 2, num_kv_heads, gpu_kernel.scale_width(block_size))
+
+
+def lay_scales(plain: jax.Array) -> jax.Array:
+    """Plain scales `[P, 2, K, S]` as this layout has them; what is padded is never read."""
+    missing = gpu_kernel.scale_width(plain.shape[-1]) - plain.shape[-1]
+    return jnp.pad(plain, ((0, 0), (0, 0), (0, 0), (0, missing)))
+
+
+def plain_scales(kv_scales: jax.Array, dims: KvDims) -> jax.Array:
+    """The inverse of `lay_scales`, for blocks of these counts."""
+    return kv_scales[..., : dims.block_size]
+
+
 def paged_attention(
     q: jax.Array,
     kv_blocks: jax.Array,
@@ -122,8 +137,9 @@ def paged_attention(
     dims = kv_dims(kv_blocks.shape)
     num_tokens, num_heads, _ = q.shape
     max_rows = context_lens.shape[0]
+    group = num_heads // dims.num_kv_heads
     interpreted = is_interpreted()
-    _check_supported(q, dims, kv_scales)
+    _check_supported(q, dims)
     if tiles is None:
         tiles = default_tiles(device_kind)
         if interpreted:
@@ -135,8 +151,8 @@ def paged_attention(
 
     is_real = jnp.arange(max_rows) < num_rows
     rows = (context_lens, cu_q_lens, jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0))
-    decode = decode_geometry(dims, num_heads // dims.num_kv_heads, tiles)
-    prompt = prompt_geometry(dims, num_heads // dims.num_kv_heads, tiles)
+    decode = decode_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
+    prompt = prompt_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
     padded = num_tokens
     if num_tokens <= max_rows:
         passes = [(decode, every_query(*rows, num_tokens))]
@@ -151,13 +167,13 @@ def paged_attention(
     out = jax.new_ref(jnp.full_like(q, jnp.nan) if interpreted else jnp.empty_like(q))
     for geometry, queries in passes:
         gpu_kernel.attend(
-            q, kv_blocks, block_table, plan(queries, geometry, padded, sliding_window), out,
-            geometry=geometry, scale=scale, sliding_window=sliding_window, interpreted=interpreted,
+            q, kv_blocks, kv_scales, block_table,
+            plan(queries, geometry, padded, sliding_window), out, geometry=geometry, scale=scale, sliding_window=sliding_window, interpreted=interpreted,
         )  # fmt: skip
     return jax.freeze(out)[:num_tokens]
 
 
-def _check_supported(q: jax.Array, dims: KvDims, kv_scales: jax.Array | None) -> None:
+def _check_supported(q: jax.Array, dims: KvDims) -> None:
     """Everything this backend refuses, by shapes and dtypes."""
     group = q.shape[1] // dims.num_kv_heads
     for is_met, need in (
@@ -165,13 +181,12 @@ def _check_supported(q: jax.Array, dims: KvDims, kv_scales: jax.Array | None) ->
         (dims.block_size in BLOCK_SIZES, f"block_size in {BLOCK_SIZES}, got {dims.block_size}"),
         (dims.head_dim in HEAD_DIMS, f"head_dim in {HEAD_DIMS}, got {dims.head_dim}"),
         (group <= ROWS, f"at most {ROWS} query heads per kv head, got {group}"),
-        (kv_scales is None, "a cache that is not quantised, got kv_scales"),
     ):
         if not is_met:
             raise NotImplementedError(f"pallas_gpu: needs {need}; use the xla or reference backend")
 
 
-def decode_geometry(dims: KvDims, group: int, tiles: Tiles) -> Geometry:
+def decode_geometry(dims: KvDims, group: int, itemsize: int, tiles: Tiles) -> Geometry:
     """As many kv heads per copy as 64 query rows and a tile have room for."""
     run = min(dims.block_size, tiles.decode_columns)
     heads, runs = 1, tiles.decode_columns // run
@@ -199,11 +214,12 @@ def decode_geometry(dims: KvDims, group: int, tiles: Tiles) -> Geometry:
             prefetches_queries=False,
             programs=tiles.num_programs,
         ),
+        itemsize,
         tiles,
     )
 
 
-def prompt_geometry(dims: KvDims, group: int, tiles: Tiles) -> Geometry:
+def prompt_geometry(dims: KvDims, group: int, itemsize: int, tiles: Tiles) -> Geometry:
     """One kv head; as many queries as fill the consumers' rows."""
     run = min(dims.block_size, tiles.prompt_columns)
     return _with_stages(
@@ -221,14 +237,18 @@ def prompt_geometry(dims: KvDims, group: int, tiles: Tiles) -> Geometry:
             prefetches_queries=True,
             programs=tiles.num_programs,
         ),
+        itemsize,
         tiles,
     )
 
 
-def _with_stages(geometry: Geometry, tiles: Tiles) -> Geometry:
-    """As many stages as shared memory holds."""
+def _with_stages(geometry: Geometry, itemsize: int, tiles: Tiles) -> Geometry:
+    """As many stages as shared memory holds, for a cache of this many bytes per number."""
     row_bytes = 2 * geometry.head_dim
     fixed = geometry.consumers * ROWS * row_bytes * (3 if geometry.prefetches_queries else 2)
-    fixed += geometry.consumers * 1024
-    stage = 2 * geometry.columns * row_bytes
-    return replace(geometry, stages=min(tiles.max_stages, (SHARED_BYTES - fixed) // stage))
+    stage = 2 * geometry.columns * geometry.head_dim * itemsize
+    if itemsize == 1:
+        fixed += geometry.consumers * geometry.columns * row_bytes
+        stage += 2 * 4 * geometry.runs * geometry.heads * gpu_kernel.scale_width(geometry.run)
+    stages = min(tiles.max_stages, (SHARED_BYTES - fixed) // stage)
+    return replace(geometry, stages=stages)
