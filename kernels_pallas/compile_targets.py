@@ -145,9 +145,20 @@ def compile_for(
     Raises:
         Exception: whatever the compiler objects to, in its own words.
     """
-    on_target = abstract(name, arguments)
+    return compile_placed(name, jax.jit(function, **jit_options), *abstract(name, arguments))
+
+
+def compile_placed(
+    name: str, function: jax.stages.Wrapped, *arguments: Any, **static: Any
+) -> jax.stages.Compiled:
+    """A jitted function compiled for those of a target's devices that its abstract arguments lie
+    on: one, or a mesh.
+
+    Raises:
+        Exception: whatever the compiler objects to, in its own words.
+    """
     with _abstract_device(TARGETS[name]):
-        traced = jax.jit(function, **jit_options).trace(*on_target)
+        traced = function.trace(*arguments, **static)
     return traced.lower(lowering_platforms=(TARGETS[name].platform,)).compile()
 
 

@@ -117,10 +117,14 @@ class Problem:
         return out.astype(np.float32)
 
     def error(self, backend: str) -> float:
+        """`error_of` what the backend answers."""
+        return self.error_of(self.run(backend))
+
+    def error_of(self, got: NDArray[np.float32]) -> float:
         """Largest relative error |got - expected| / |expected| of any token and head, as norms over
         H; infinite where padding is not zero or a number is not finite.
         """
-        got, expected = self.run(backend), self.expected()
+        expected = self.expected()
         num_real = int(self.cu_q_lens[self.num_rows])
         if np.any(got[num_real:] != 0.0) or not np.all(np.isfinite(got)):
             return float("inf")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 INT8 = jnp.dtype(jnp.int8)
 FP8 = jnp.dtype(jnp.float8_e4m3fn)
 QUANTISED_DTYPES = (INT8, FP8)
+_SMALLEST = float(jnp.finfo(jnp.bfloat16).tiny)
 
 
 def largest(dtype: jnp.dtype) -> float:
@@ -30,7 +31,7 @@ def quantise(x: jax.Array, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     most = jnp.max(jnp.abs(wide), axis=-1)
     scale = (most / largest(dtype)).astype(jnp.bfloat16).astype(jnp.float32)
     # Zeros; magnitudes whose scale would be subnormal count as zeros too.
-    scale = jnp.where(scale < jnp.finfo(jnp.bfloat16).tiny, jnp.float32(1), scale)
+    scale = jnp.where(scale < _SMALLEST, jnp.float32(1), scale)
     scale = jnp.where(jnp.isfinite(most), scale, jnp.float32(jnp.nan))
     return round_to(wide / scale[..., None], dtype), scale
 

@@ -18,7 +18,11 @@ def rotate(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
         [T, N, H] in x's dtype.
     Source: Su et al., RoFormer.
     """
+    return rotate_pairs(x, cos[:, None, :], sin[:, None, :])
+
+
+def rotate_pairs(x: jax.Array, cos: jax.Array, sin: jax.Array) -> jax.Array:
+    """`rotate` of any x [..., H] by phases [..., H/2] that broadcast to it."""
     first, second = jnp.split(x.astype(jnp.float32), 2, axis=-1)
-    cos, sin = cos[:, None, :], sin[:, None, :]
     rotated = [first * cos - second * sin, second * cos + first * sin]
     return jnp.concatenate(rotated, axis=-1).astype(x.dtype)

@@ -45,24 +45,30 @@ def real_engine(
     """
     from paxserve.device import memory
     from paxserve.device.kv_blocks import KvLayout, kv_dtype
+    from paxserve.device.sharding import check_group, group_devices, num_parts, share
     from paxserve.executor.real import Real
 
     max_model_len = _model_len(settings, model.config.max_position)
     budget = _budget(settings, policies, max_model_len)
     backend, platform = memory.choose_backend(settings.kernel)
+    num_devices = settings.tensor_parallel_size
+    check_group(model.config, num_devices)
+    part = share(model.config, num_devices)
     activations = str(model.parameters["embed"].dtype)
     layout = KvLayout(
-        model.config,
+        part,
         settings.block_size,
         backend,
         kv_dtype(settings.kv_cache_dtype, activations=activations),
     )
     size = pool_size(
         platform=platform,
-        free_bytes=memory.free_bytes(),
-        weight_bytes=sum(array.nbytes for array in model.parameters.values()),
+        free_bytes=memory.free_bytes(group_devices(num_devices)),
+        weight_bytes=sum(
+            array.nbytes // num_parts(name, num_devices) for name, array in model.parameters.items()
+        ),
         step_bytes=memory.step_bytes(
-            model.config, num_tokens=budget, num_rows=settings.max_num_seqs
+            part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
         ),
         bytes_per_block=layout.bytes_per_block,
         block_size=settings.block_size,
@@ -70,23 +76,25 @@ def real_engine(
         max_model_len=max_model_len,
         memory_utilization=settings.memory_utilization,
         kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_devices=num_devices,
     )
+    bytes_per_whole_block = num_devices * size.bytes_per_block
     limits = _limits(
         settings,
         max_model_len,
         budget,
         num_device_blocks=size.num_blocks,
         num_host_blocks=num_host_blocks(
-            settings.swap_space_gib, bytes_per_block=size.bytes_per_block
+            settings.swap_space_gib, bytes_per_block=bytes_per_whole_block
         ),
     )
     policies.check(limits)
     check_host_pool(
-        limits.num_host_blocks * size.bytes_per_block,
+        limits.num_host_blocks * bytes_per_whole_block,
         available_bytes=memory.free_host_bytes(),
-        other_bytes=size.num_bytes if platform == "cpu" else 0,
+        other_bytes=num_devices * size.num_bytes if platform == "cpu" else 0,
     )
-    say(f"kernel: {backend} on {platform}")
+    say(f"kernel: {backend} on {_devices(platform, num_devices)}")
     say(str(size) + _override_note(settings))
     executor = Real(
         config=model.config,
@@ -98,6 +106,8 @@ def real_engine(
         copies=forks and policies.shares,
         backend=backend,
         kv_cache_dtype=settings.kv_cache_dtype,
+        debug=settings.debug,
+        tensor_parallel_size=num_devices,
         strict=settings.strict,
     )
     return Engine(
@@ -227,6 +237,10 @@ def _buckets(settings: EngineSettings, limits: Limits) -> Buckets:
     return Buckets.for_limits(
         limits, row_buckets=settings.row_buckets, token_buckets=settings.token_buckets
     )
+
+
+def _devices(platform: str, num_devices: int) -> str:
+    return platform if num_devices == 1 else f"{num_devices} devices of {platform}"
 
 
 def _override_note(settings: EngineSettings) -> str:

@@ -20,7 +20,13 @@ from hydra.core.hydra_config import HydraConfig
 from hydra.types import RunMode
 from omegaconf import DictConfig
 
-from paxserve import __version__, pairs_command, replay_command, report_commands
+from paxserve import (
+    __version__,
+    check_kernels_command,
+    pairs_command,
+    replay_command,
+    report_commands,
+)
 from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
@@ -46,6 +52,7 @@ examples:
   paxserve verify workload.limit=4 --quick              do policies change a token?
   paxserve pairs                                        which choices go together
   paxserve replay DIR admission=sjf                     the same requests, another policy
+  paxserve check-kernels --quick                        TPU and GPU kernels without either
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -74,6 +81,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     verify_command.add(commands)
     pairs_command.add(commands)
     replay_command.add(commands)
+    check_kernels_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = _parsed(parser, arguments)

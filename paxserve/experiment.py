@@ -221,7 +221,9 @@ def _sampling(knobs: Knobs, *, has_model: bool, has_lengths: bool) -> SamplingPa
 def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSettings:
     knobs.chosen("limits")
     section = knobs.section("limits")
-    limits = from_section(EngineSettings, section, unread=unread, elsewhere=("kernel", "strict"))
+    limits = from_section(
+        EngineSettings, section, unread=unread, elsewhere=("kernel", "debug", "strict")
+    )
     return replace(limits, **more)
 
 
@@ -245,6 +247,7 @@ def _real(
             *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),
         ),
         kernel=knobs.section("kernel")["backend"],
+        debug=knobs.section("kernel")["debug"],
         strict=executor["strict"],
     )
     model_section = knobs.section("model")
@@ -273,6 +276,7 @@ def _scripted(
         unread=(
             "memory_utilization",
             "kv_cache_memory_bytes",
+            "tensor_parallel_size",
             "row_buckets",
             "token_buckets",
             *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),

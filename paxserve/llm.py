@@ -54,7 +54,7 @@ class LLM:
         gate: the same, or a list of them; none by default.
         settings: any field of `EngineSettings`: `max_num_seqs`, `max_num_batched_tokens`,
             `max_model_len`, `block_size`, `memory_utilization`, `kv_cache_memory_bytes`,
-            `num_blocks_override`, `swap_space_gib`, `kernel`, ...
+            `tensor_parallel_size`, `num_blocks_override`, `swap_space_gib`, `kernel`, ...
 
     Raises:
         ValueError: settings that do not fit the model, the memory, or each other.

@@ -164,7 +164,7 @@ def applied(engine: Engine) -> dict[str, Any]:
         },
         "executor": type(executor).__name__,
     }
-    for name in ("backend", "num_device_blocks", "strict"):
+    for name in ("backend", "tensor_parallel_size", "num_device_blocks", "strict"):
         if hasattr(executor, name):
             described[name] = getattr(executor, name)
     if hasattr(executor, "buckets"):

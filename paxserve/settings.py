@@ -22,7 +22,9 @@ class EngineSettings:
         max_model_len: prompt plus output; None: the model's own.
         block_size: KV slots per block.
         memory_utilization: share of the memory that is left which KV may take.
-        kv_cache_memory_bytes: exactly this much KV instead.
+        kv_cache_memory_bytes: exactly this much KV instead, of each device.
+        tensor_parallel_size: devices that share the model: its heads, MLP and vocabulary, which it
+            must divide.
         num_blocks_override: blocks the host may hand out, null block included; the device's pool
             and so the compiled shapes stay as they are.
         num_slots_override: the same in tokens, so that runs with different block sizes have equal
@@ -33,6 +35,7 @@ class EngineSettings:
         row_buckets, token_buckets: padded shapes; empty: three rungs each.
         kernel: attention backend, or auto.
         kv_cache_dtype: auto (that of the activations), int8 or fp8.
+        debug: check every step's block ids, lengths and slots on the host before they are sent.
         strict: a compilation after warm-up is an error.
 
     Raises:
@@ -45,6 +48,7 @@ class EngineSettings:
     block_size: int = 16
     memory_utilization: float = 0.9
     kv_cache_memory_bytes: int | None = None
+    tensor_parallel_size: int = 1
     num_blocks_override: int | None = None
     num_slots_override: int | None = None
     swap_space_gib: float = 0.0
@@ -54,6 +58,7 @@ class EngineSettings:
     token_buckets: tuple[int, ...] = ()
     kernel: str = "auto"
     kv_cache_dtype: str = "auto"
+    debug: bool = False
     strict: bool = True
 
     @property
@@ -84,8 +89,9 @@ class EngineSettings:
             raise ValueError(
                 f"kv_cache_dtype must be one of {KV_CACHE_DTYPES}, got {self.kv_cache_dtype!r}"
             )
-        if not isinstance(self.strict, bool):
-            raise ValueError(f"strict must be true or false, got {self.strict!r}")
+        for name in ("debug", "strict"):
+            if not isinstance(getattr(self, name), bool):
+                raise ValueError(f"{name} must be true or false, got {getattr(self, name)!r}")
 
 
 KV_CACHE_DTYPES = ("auto", "int8", "fp8")
@@ -97,12 +103,13 @@ _LOWEST = {
     "max_model_len": 2,
     "block_size": 1,
     "kv_cache_memory_bytes": 1,
+    "tensor_parallel_size": 1,
     "num_blocks_override": 2,
     "num_slots_override": 1,
     "num_host_blocks_override": 0,
     "preempt_every_steps": 0,
 }
-_REQUIRED = ("max_num_seqs", "block_size", "preempt_every_steps")
+_REQUIRED = ("max_num_seqs", "block_size", "tensor_parallel_size", "preempt_every_steps")
 
 
 def _check_swap_space(gib: object) -> None:

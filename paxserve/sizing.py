@@ -1,7 +1,8 @@
 """How much memory the KV pools get, and how many blocks that is.
 
-Owns: the arithmetic, every term of the device's pool in `PoolSize`. In: bytes and limits. Out:
-blocks. Must not know: jax; `device/memory.py` says what is free.
+Owns: the arithmetic, every term of the device's pool in `PoolSize`. Over a group of devices every
+byte is that of one device, which has a part of each block; only the host's pool has whole ones. In:
+bytes and limits. Out: blocks. Must not know: jax; `device/memory.py` says what is free.
 """
 
 import math
@@ -12,26 +13,30 @@ CPU_MOST_BYTES = 2 * 2**30
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoolSize:
-    """The pool that was decided on; `num_blocks` includes the null block."""
+    """The pool that was decided on; `num_blocks` includes the null block, and each of `num_devices`
+    has `bytes_per_block` of every block.
+    """
 
     num_blocks: int
     block_size: int
     bytes_per_block: int
     max_model_len: int
     reason: str
+    num_devices: int = 1
 
     @property
     def num_bytes(self) -> int:
-        """Device memory of the pool."""
+        """Memory of one device that the pool takes."""
         return self.num_blocks * self.bytes_per_block
 
     def __str__(self) -> str:
         """The line an engine says at its start."""
         usable = self.num_blocks - 1
+        each = f" on each of {self.num_devices} devices" if self.num_devices > 1 else ""
         full_length = usable // -(-self.max_model_len // self.block_size)
         return (
             f"KV pool: {usable} blocks of {self.block_size} = {usable * self.block_size} tokens, "
-            f"{self.num_bytes / 2**20:.0f} MiB ({self.reason}); "
+            f"{self.num_bytes / 2**20:.0f} MiB{each} ({self.reason}); "
             f"{full_length} requests of {self.max_model_len} tokens fit"
         )
 
@@ -48,6 +53,7 @@ def pool_size(
     max_model_len: int,
     memory_utilization: float,
     kv_cache_memory_bytes: int | None,
+    num_devices: int = 1,
 ) -> PoolSize:
     """Blocks for the pool.
 
@@ -60,6 +66,7 @@ def pool_size(
         block_size, max_num_seqs, max_model_len: of the engine.
         memory_utilization: share of the free bytes after a step that KV may take, in (0, 1].
         kv_cache_memory_bytes: take exactly this much instead.
+        num_devices: that share each block; on a CPU they share its memory too.
 
     Raises:
         ValueError: a value is out of range, or not even one block fits beside the null block.
@@ -73,8 +80,8 @@ def pool_size(
     else:
         budget = int(memory_utilization * max(0, free_bytes - weight_bytes - step_bytes))
         reason = f"memory_utilization={memory_utilization}"
-        if platform == "cpu" and budget > CPU_MOST_BYTES:
-            budget, reason = CPU_MOST_BYTES, "at most 2 GiB on a CPU"
+        if platform == "cpu" and budget > CPU_MOST_BYTES // num_devices:
+            budget, reason = CPU_MOST_BYTES // num_devices, "at most 2 GiB on a CPU"
         num_blocks = budget // bytes_per_block
         if num_blocks > useful:
             num_blocks, reason = useful, "all that max_num_seqs x max_model_len can use"
@@ -89,6 +96,7 @@ def pool_size(
         bytes_per_block=bytes_per_block,
         max_model_len=max_model_len,
         reason=reason,
+        num_devices=num_devices,
     )
 
 

@@ -107,7 +107,7 @@ def make_real(model: LoadedModel, **options: Any) -> Real:
         row_buckets=options.pop("row_buckets", (limits.max_num_seqs,)),
         token_buckets=options.pop("token_buckets", (16, limits.max_num_batched_tokens)),
     )
-    settings = {"fill": NAN} | options
+    settings = {"fill": NAN, "debug": True} | options
     return Real(
         config=model.config,
         parameters=model.parameters,

@@ -14,16 +14,22 @@ A step is rows; a row is the last `q_len` tokens of one sequence's context:
 """
 
 from types import ModuleType
+from typing import Any
 
 import jax
 
-from kernels_pallas.paged_attention import pallas_gpu, reference, xla
+from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
+from kernels_pallas.tiles import measured_tiles, tile_key
 
 __all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
 
-_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla, "pallas_gpu": pallas_gpu}
-_PLANNED = ("pallas_tpu",)
+_MODULES: dict[str, ModuleType] = {
+    "reference": reference,
+    "xla": xla,
+    "pallas_tpu": pallas_tpu,
+    "pallas_gpu": pallas_gpu,
+}
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
@@ -37,9 +43,7 @@ def choose_backend(platform: str) -> str:
     """
     if platform not in ("cpu", "gpu", "cuda", "rocm", "tpu"):
         raise ValueError(f"platform must be cpu, gpu or tpu, got {platform=}")
-    if platform in ("gpu", "cuda"):
-        return "pallas_gpu"
-    return "xla"  # the only fast backend so far; the Pallas ones take their platforms over
+    return {"tpu": "pallas_tpu", "gpu": "pallas_gpu", "cuda": "pallas_gpu"}.get(platform, "xla")
 
 
 def backend_module(backend: str) -> ModuleType:
@@ -47,13 +51,8 @@ def backend_module(backend: str) -> ModuleType:
     through the names of `layout.py`.
 
     Raises:
-        NotImplementedError: a planned backend that does not exist yet.
         ValueError: an unknown name.
     """
-    if backend in _PLANNED:
-        raise NotImplementedError(
-            f"paged_attention {backend=} does not exist yet; use one of {BACKENDS}"
-        )
     if backend not in _MODULES:
         raise ValueError(f"paged_attention {backend=} is unknown; use one of {BACKENDS}")
     return _MODULES[backend]
@@ -72,6 +71,7 @@ def paged_attention(
     kv_scales: jax.Array | None = None,
     backend: str,
     device_kind: str | None = None,
+    tiles: Any = None,
 ) -> jax.Array:
     """Attention of each row's queries over the row's own context, found through its blocks.
 
@@ -99,6 +99,8 @@ def paged_attention(
         device_kind: JAX's name of the device the call is compiled for; chooses tuned tiles. None:
             those that suit any device of the platform. Never looked up here, so that a call
             compiles the same whatever device is present.
+        tiles: the backend's `Tiles`, where it has any; None: those measured on this kind of
+            device (`kernels_pallas.tiles`), else its own choice from the shapes.
     Returns:
         [T, N, H] in q's dtype; zeros for padding tokens (t >= cu_q_lens[num_rows]). Softmax and
         accumulation are float32.
@@ -115,8 +117,19 @@ def paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
         sliding_window=sliding_window, kv_scales=kv_scales, layout=module,
     )  # fmt: skip
+    if tiles is None:
+        dims = module.kv_dims(kv_blocks.shape)
+        key = tile_key(
+            q, kv_blocks, block_table,
+            num_kv_heads=dims.num_kv_heads, block_size=dims.block_size,
+        )  # fmt: skip
+        fields = measured_tiles(
+            backend, key, num_rows=block_table.shape[0], device_kind=device_kind
+        )
+        tiles = None if fields is None else module.Tiles(**fields)
     out: jax.Array = module.paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
         scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, device_kind=device_kind,
+        tiles=tiles,
     )  # fmt: skip
     return out

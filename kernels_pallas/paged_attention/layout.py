@@ -5,13 +5,17 @@ Owns: that shape and how to read the counts back from it. `kv_blocks[b, 0]` is t
 contiguous `[S, H]` matrix and every dot of an attention kernel takes it as it lies. The scales of a
 quantised cache, `[P, 2, K, S]`, lie the same way. Shared by the reference and xla backends (and by
 write_kv). This is the plain layout: a backend with another says how to lay a plain cache out in its
-own, and back. Every layout counts blocks along its first axis. Must not know: rows, tables,
-contexts.
+own, and back. Every layout counts blocks along its first axis, and says in `KV_HEADS_AXIS` and
+`SCALES_HEADS_AXIS` along which axis the arrays of groups of kv heads are put side by side: that of
+K heads split over n devices is n arrays of K / n. Must not know: rows, tables, contexts, devices.
 """
 
 from typing import NamedTuple
 
 import jax
+
+KV_HEADS_AXIS = 2  # of kv_blocks
+SCALES_HEADS_AXIS = 2  # of kv_scales
 
 
 class KvDims(NamedTuple):

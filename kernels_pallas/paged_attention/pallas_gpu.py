@@ -79,26 +79,30 @@ class Tiles:
     num_programs: int = DEFAULT_NUM_SMS
 
 
-def default_tiles(device_kind: str | None) -> Tiles:
-    """Tiles that suit a device; None: any Hopper GPU."""
+def default_tiles(
+    q: jax.Array | jax.ShapeDtypeStruct,
+    kv_blocks: jax.Array | jax.ShapeDtypeStruct,
+    block_table: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    device_kind: str | None = None,
+) -> Tiles:
+    """Tiles of a call: the same for all shapes, whose heads and blocks decide the rest."""
+    del q, kv_blocks, block_table
     return Tiles(num_programs=NUM_SMS.get(device_kind or "", DEFAULT_NUM_SMS))
 
 
-def candidate_tiles(device_kind: str | None) -> Iterator[Tiles]:
-    """Tiles worth timing on a device, the default first."""
-    default = default_tiles(device_kind)
-    yield default
-    for decode_columns in (64, 128):
+def candidate_tiles(base: Tiles, block_size: int) -> Iterator[Tiles]:
+    """`base` and its neighbours, each once, for a search; those too large fail to compile."""
+    del block_size
+    for decode_columns in (128, 64):
         for prompt_columns in (64, 128):
-            for max_stages in (2, 3, 4, MAX_STAGES):
-                tiles = replace(
-                    default,
+            for max_stages in (MAX_STAGES, 2, 3, 4):
+                yield replace(
+                    base,
                     decode_columns=decode_columns,
                     prompt_columns=prompt_columns,
                     max_stages=max_stages,
                 )
-                if tiles != default:
-                    yield tiles
 
 
 def kv_scales_shape(
@@ -141,7 +145,7 @@ def paged_attention(
     interpreted = is_interpreted()
     _check_supported(q, dims)
     if tiles is None:
-        tiles = default_tiles(device_kind)
+        tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
         if interpreted:
             tiles = replace(tiles, num_programs=3)  # the simulator runs them one by one
     if num_tokens == 0:

@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.paged_attention.layout import (
+    KV_HEADS_AXIS,
+    SCALES_HEADS_AXIS,
     kv_dims,
     kv_scales_shape,
     kv_shape,
@@ -18,6 +20,8 @@ from kernels_pallas.paged_attention.layout import (
 )
 
 __all__ = [
+    "KV_HEADS_AXIS",
+    "SCALES_HEADS_AXIS",
     "kv_dims",
     "kv_scales_shape",
     "kv_shape",
@@ -41,9 +45,10 @@ def paged_attention(
     sliding_window: int | None = None,
     kv_scales: jax.Array | None = None,
     device_kind: str | None = None,
+    tiles: None = None,
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`."""
-    del device_kind
+    del device_kind, tiles
     num_kv_heads = kv_dims(kv_blocks.shape).num_kv_heads
     num_tokens, num_heads, head_dim = q.shape
 

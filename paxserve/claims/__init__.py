@@ -15,6 +15,7 @@ the functions that size its pool. The rows that need a hardware model are not he
 | `sharing.py` | C1-C3 |
 | `beams.py` | C4 |
 | `sizing.py` | D1-D3 |
+| `paging.py` | E2 (E1 is a part of `make bench`) |
 """
 
 from collections.abc import Mapping, Sequence

@@ -10,8 +10,8 @@ from collections.abc import Iterator, Sequence
 from paxserve.claims import Claim, Row, Scale, within
 from paxserve.claims.constant import Constant
 from paxserve.claims.serving import ask, make_engine, make_limits, policies, watch
-from paxserve.claims.sizing import LLAMA_3_70B
 from paxserve.models.config import ModelConfig, parameter_shapes
+from paxserve.models.llama3 import LLAMA_3_70B
 from paxserve.step import StepPlan
 
 A100_FLOP_PER_S = 312e12

@@ -14,6 +14,7 @@ from paxserve.claims.churn import B4, churn
 from paxserve.claims.intensity import A7, intensity
 from paxserve.claims.memory import B1, B2, B3, B9, fragmentation, growth, one_request
 from paxserve.claims.overload import B5, B6, B7, overload
+from paxserve.claims.paging import E2, paging
 from paxserve.claims.preemption import B10, preemption
 from paxserve.claims.sharing import C1, C2, C3, copy_on_write, parallel_sampling, system_prompt
 from paxserve.claims.sizing import D1, D2, D3, sizing
@@ -43,6 +44,7 @@ DERIVATIONS = (
     Derivation((C3,), parallel_sampling),
     Derivation((C4,), beam_search),
     Derivation((D1, D2, D3), sizing),
+    Derivation((E2,), paging),
 )
 
 

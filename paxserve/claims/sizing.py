@@ -11,6 +11,7 @@ from paxserve.claims import Claim, Row, Scale
 from paxserve.claims.constant import Constant
 from paxserve.claims.serving import ask, make_engine, make_limits, policies
 from paxserve.models.config import ModelConfig
+from paxserve.models.llama3 import LLAMA_3_70B
 from paxserve.sizing import pool_size
 
 GIB = 2**30
@@ -18,16 +19,6 @@ SPARE_BYTES = 140 * GIB
 NUM_TOKENS = 4096
 _BLOCK_SIZE = 16
 
-LLAMA_3_70B = ModelConfig(
-    vocab_size=128_256,
-    hidden_size=8192,
-    mlp_size=28_672,
-    num_layers=80,
-    num_heads=64,
-    num_kv_heads=8,
-    head_dim=128,
-    max_position=8192,
-)
 WITH_64_KV_HEADS = replace(LLAMA_3_70B, num_kv_heads=64)
 
 D1 = Row(

@@ -6,7 +6,8 @@ not know: whose blocks they are, nor the layout inside a block; every backend co
 the first axis.
 
 Larger sets go in pieces, and the last piece is padded: padding reads block 0, and writes past the
-end of the pool, where it is dropped. A swap waits for its bytes; the host's pool is plain memory.
+end of the pool, where it is dropped. A swap waits for its bytes; the host's pool is plain memory,
+and has whole blocks also where those on the devices are split.
 """
 
 from collections.abc import Iterator, Sequence
@@ -15,9 +16,11 @@ from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Int
 
 from paxserve.device.executables import Executables
+from paxserve.device.sharding import per_device, shardings, specs_of
 from paxserve.step import BlockCopy, StepPlan
 
 type Kv = tuple[Array, ...]
@@ -58,10 +61,17 @@ class BlockMoves:
         num_host_blocks: size of the host's pool; 0: no swaps.
         copies: warm-up includes copies.
         executables: where the programs are kept.
+        mesh: the devices that the KV arrays are split over, if they are.
     """
 
     def __init__(
-        self, *, kv_blocks: Kv, num_host_blocks: int, copies: bool, executables: Executables
+        self,
+        *,
+        kv_blocks: Kv,
+        num_host_blocks: int,
+        copies: bool,
+        executables: Executables,
+        mesh: Mesh | None = None,
     ) -> None:
         if not isinstance(num_host_blocks, int) or num_host_blocks < 0:
             raise ValueError(f"num_host_blocks must be an integer >= 0, got {num_host_blocks!r}")
@@ -70,6 +80,7 @@ class BlockMoves:
         self.bytes_per_block = sum(kv.nbytes for kv in kv_blocks) // self.num_blocks
         self.sizes = ladder(self.bytes_per_block)
         self._copies = copies
+        self._programs = _programs(mesh, specs_of(kv_blocks))
         self._executables = executables
         self._host = [np.zeros((num_host_blocks, *kv.shape[1:]), kv.dtype) for kv in kv_blocks]
 
@@ -137,8 +148,9 @@ class BlockMoves:
                 return self._call(shape, kv_blocks, sources, targets)
 
     def _call(self, shape: MoveShape, kv_blocks: Kv, *arrays: Any) -> Kv:
-        on_device = jax.device_put(arrays)
-        program = self._executables.find(shape, _FUNCTIONS[shape.move], kv_blocks, *on_device)
+        function, placement = self._programs[shape.move]
+        on_device = jax.device_put(arrays, placement)
+        program = self._executables.find(shape, function, kv_blocks, *on_device)
         moved: Kv = program(kv_blocks, *on_device)
         return moved
 
@@ -162,8 +174,20 @@ def _copy(kv_blocks: Kv, sources: Int[Array, "n"], targets: Int[Array, "n"]) -> 
     return _scatter(kv_blocks, targets, _gather(kv_blocks, sources))
 
 
-_FUNCTIONS = {
-    Move.SWAP_OUT: jax.jit(_gather),
-    Move.SWAP_IN: jax.jit(_scatter, donate_argnames="kv_blocks"),
-    Move.COPY: jax.jit(_copy, donate_argnames="kv_blocks"),
-}
+def _programs(mesh: Mesh | None, kv: Any) -> dict[Move, tuple[jax.stages.Wrapped, Any]]:
+    """Each move as a function, and where its arguments after the KV go.
+
+    Over a mesh every device moves its part of a block; `kv` are the specs of the KV arrays.
+    """
+    ids = PartitionSpec()
+
+    def program(function: Any, *others: Any, donates: bool) -> tuple[jax.stages.Wrapped, Any]:
+        split = per_device(function, mesh, in_specs=(kv, *others), out_specs=kv)
+        jitted = jax.jit(split, donate_argnums=(0,) if donates else ())
+        return jitted, shardings(mesh, others)
+
+    return {
+        Move.SWAP_OUT: program(_gather, ids, donates=False),
+        Move.SWAP_IN: program(_scatter, ids, kv, donates=True),
+        Move.COPY: program(_copy, ids, ids, donates=True),
+    }

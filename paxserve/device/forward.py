@@ -5,11 +5,13 @@ Out: the state (donated in, so KV stays where it is) and what was sampled. Must 
 buckets exist, plans, requests.
 """
 
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import nnx
+from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from paxserve.arrays import StepArrays
@@ -17,6 +19,7 @@ from paxserve.device.buckets import Bucket
 from paxserve.device.kv_blocks import Kernel, Kv
 from paxserve.device.llama import Llama
 from paxserve.device.sampling import greedy, sample, top_logprobs
+from paxserve.device.sharding import per_device
 from paxserve.pack import Variant
 from paxserve.sampling_params import MAX_LOGPROBS
 
@@ -66,13 +69,31 @@ class StepOutputs(NamedTuple):
 type Weights = nnx.State[Any, Any]
 
 
-def make_forward(graph: nnx.GraphDef[Llama], *, kernel: Kernel) -> jax.stages.Wrapped:
+class Split(NamedTuple):
+    """How a step is split over a group of devices: the partition specs of each array."""
+
+    mesh: Mesh | None = None
+    parameters: Any = None
+    state: Any = None
+
+
+NOT_SPLIT = Split()
+
+
+def make_forward(
+    graph: nnx.GraphDef[Llama], *, kernel: Kernel, split: Split = NOT_SPLIT
+) -> jax.stages.Wrapped:
     """The step function `(parameters, state, arrays, variant) -> (state, outputs)`.
 
+    Args:
+        graph: of a `Llama` whose `axis` is that of the mesh, None without one.
+        kernel: what its attention runs on.
+        split: each device runs the step on its part; the step's arrays and outputs are the same
+            on all.
     Donates: state.
     """
 
-    def forward(
+    def step(
         parameters: Weights, state: DeviceState, arrays: StepArrays, variant: Variant
     ) -> tuple[DeviceState, StepOutputs]:
         model = nnx.merge(graph, parameters)
@@ -86,5 +107,16 @@ def make_forward(graph: nnx.GraphDef[Llama], *, kernel: Kernel) -> jax.stages.Wr
             logprobs = Logprobs(*top_logprobs(logits, tokens, MAX_LOGPROBS))
         last_sampled = state.last_sampled.at[arrays.sampled_row_ids].set(tokens, mode="drop")
         return DeviceState(kv, last_sampled), StepOutputs(tokens, logprobs)
+
+    def forward(
+        parameters: Weights, state: DeviceState, arrays: StepArrays, variant: Variant
+    ) -> tuple[DeviceState, StepOutputs]:
+        run = per_device(
+            partial(step, variant=variant),
+            split.mesh,
+            in_specs=(split.parameters, split.state, PartitionSpec()),
+            out_specs=(split.state, PartitionSpec()),
+        )
+        return run(parameters, state, arrays)
 
     return jax.jit(forward, static_argnames="variant", donate_argnames="state")

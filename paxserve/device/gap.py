@@ -42,17 +42,27 @@ class GapMeter:
         """Between the two best perturbed logits (greedy: logits) of the token after `token_ids`,
         what the filters leave; infinite where they leave one.
         """
+        logits, arrays = self._run(token_ids, num_prompt_tokens, sampling)
+        if arrays.sampling is not None:
+            logits = perturbed_logits(logits, arrays.sampling)
+        best, second = np.sort(np.asarray(logits[0], np.float64))[:-3:-1]
+        return float(best - second)
+
+    def logits(self, token_ids: tuple[int, ...]) -> np.ndarray:
+        """Logits [V] float32 of the token after `token_ids`."""
+        logits, _ = self._run(token_ids, len(token_ids), RowSampling())
+        return np.asarray(logits[0])
+
+    def _run(
+        self, token_ids: tuple[int, ...], num_prompt_tokens: int, sampling: RowSampling
+    ) -> tuple[jax.Array, StepArrays]:
         length = -(-len(token_ids) // _BLOCK_SIZE) * _BLOCK_SIZE
         model = Llama(self._config, self._parameters, max_model_len=length)
         layout = KvLayout(self._config, _BLOCK_SIZE, self._kernel.backend, self._dtype)
         kv = layout.allocate(1 + length // _BLOCK_SIZE)
         arrays = _arrays(token_ids, length, num_prompt_tokens, sampling)
         graph, state = nnx.split(model)
-        logits = jax.jit(partial(_logits, graph, kernel=self._kernel))(state, kv, arrays)
-        if arrays.sampling is not None:
-            logits = perturbed_logits(logits, arrays.sampling)
-        best, second = np.sort(np.asarray(logits[0], np.float64))[:-3:-1]
-        return float(best - second)
+        return jax.jit(partial(_logits, graph, kernel=self._kernel))(state, kv, arrays), arrays
 
 
 def _logits(

@@ -1,17 +1,21 @@
 """The KV cache on the device: one array per layer, its shape given by the attention backend.
 
-Owns: which kernel reads it, allocation and size. Must not know: which block belongs to whom (that
+Owns: which kernel reads it, allocation and size, on one device or split by kv heads over a group.
+Must not know: which block belongs to whom (that
 is `paxserve/kv/`).
 """
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array
 
 from kernels_pallas.paged_attention import backend_module
 from kernels_pallas.quantised import FP8, INT8
+from paxserve.device.sharding import AXIS
 from paxserve.models.config import ModelConfig
 
 # What `kv_cache_dtype` may be, beside auto: the dtype of the activations.
@@ -40,7 +44,10 @@ type Kv = tuple[LayerKv, ...]
 
 
 class KvLayout(NamedTuple):
-    """Everything that fixes the shapes of a cache but its number of blocks."""
+    """Everything that fixes the shapes of one device's cache but its number of blocks.
+
+    config: the model, or a device's share of it (`sharding.share`).
+    """
 
     config: ModelConfig
     block_size: int
@@ -55,31 +62,43 @@ class KvLayout(NamedTuple):
     @property
     def bytes_per_block(self) -> int:
         """Bytes of one block in all layers, scales included."""
-        values, scales = self._shapes(1)
-        num_bytes = math.prod(values) * self.dtype.itemsize
-        if self.is_quantised:
-            num_bytes += math.prod(scales) * jnp.dtype(jnp.float32).itemsize
-        return num_bytes * self.config.num_layers
+        return sum(
+            math.prod(array.shape) * array.dtype.itemsize
+            for array in jax.tree.leaves(self.arrays(1))
+        )
 
-    def allocate(self, num_blocks: int, *, fill: float = 0.0) -> Kv:
+    def arrays(self, num_blocks: int, *, mesh: Mesh | None = None) -> Kv:
+        """Shape, dtype and sharding of every array; over a mesh, those of its devices side by side
+        along the axis that the backend names.
+        """
+        module, config, size = backend_module(self.backend), self.config, self.block_size
+        values = module.kv_shape(num_blocks, size, config.num_kv_heads, config.head_dim)
+        scales = module.kv_scales_shape(num_blocks, size, config.num_kv_heads)
+        layer = LayerKv(
+            _over(mesh, module.KV_HEADS_AXIS, values, self.dtype),
+            _over(mesh, module.SCALES_HEADS_AXIS, scales, jnp.dtype(jnp.float32))
+            if self.is_quantised
+            else None,
+        )
+        return (layer,) * config.num_layers
+
+    def allocate(self, num_blocks: int, *, fill: float = 0.0, mesh: Mesh | None = None) -> Kv:
         """Fresh arrays, each its own buffer; tests fill them with NaN (scales, where int8)."""
-        values, scales = self._shapes(num_blocks)
-        stored = 0 if self.is_quantised else fill
-        return tuple(
-            LayerKv(
-                jnp.full(values, stored, self.dtype),
-                jnp.full(scales, fill, jnp.float32) if self.is_quantised else None,
-            )
-            for _ in range(self.config.num_layers)
-        )
 
-    def _shapes(self, num_blocks: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-        module, config = backend_module(self.backend), self.config
-        heads, size = config.num_kv_heads, self.block_size
-        return (
-            module.kv_shape(num_blocks, size, heads, config.head_dim),
-            module.kv_scales_shape(num_blocks, size, heads),
-        )
+        def full(array: jax.ShapeDtypeStruct) -> Array:
+            value = 0 if array.dtype in QUANTISED.values() else fill
+            return jnp.full(array.shape, value, array.dtype, device=array.sharding)
+
+        return jax.tree.map(full, self.arrays(num_blocks, mesh=mesh))
+
+
+def _over(mesh: Mesh | None, axis: int, shape: tuple[int, ...], dtype: jnp.dtype) -> Any:
+    """A `jax.ShapeDtypeStruct` of an array of which every device of the mesh holds `shape`."""
+    if mesh is None:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    whole = (*shape[:axis], shape[axis] * mesh.size, *shape[axis + 1 :])
+    spec = PartitionSpec(*[AXIS if i == axis else None for i in range(len(shape))])
+    return jax.ShapeDtypeStruct(whole, dtype, sharding=NamedSharding(mesh, spec))
 
 
 def kv_dtype(kv_cache_dtype: str, activations: str) -> jnp.dtype:

@@ -26,17 +26,38 @@ type Rotation = tuple[Float[Array, "T h"], Float[Array, "T h"]]  # cos and sin o
 
 
 class Linear(nnx.Module):
-    """x @ weight (+ bias)."""
+    """x @ weight (+ bias); summed over the mesh axis `summed_over`, where x and weight are split
+    along the dimension that the product runs over.
+    """
 
-    def __init__(self, parameters: Parameters, name: str) -> None:
+    def __init__(
+        self, parameters: Parameters, name: str, *, summed_over: str | None = None
+    ) -> None:
         self.weight = nnx.Param(parameters[name])
+        self.summed_over = summed_over
         bias = parameters.get(f"{name}_bias")
         self.bias = None if bias is None else nnx.Param(bias)
 
     def __call__(self, x: Float[Array, "T I"]) -> Float[Array, "T O"]:
         """Apply."""
         y = x @ self.weight[...]
+        if self.summed_over is not None:
+            y = jax.lax.psum(y, self.summed_over)
         return y if self.bias is None else y + self.bias[...][None, :]
+
+
+def embed(
+    table: Float[Array, "v D"], token_ids: Int[Array, "T"], axis: str | None
+) -> Float[Array, "T D"]:
+    """The row of each token; with an axis, the table is a device's part of the vocabulary, and all
+    but one device add zero.
+    """
+    if axis is None:
+        return table[token_ids]
+    own = token_ids - jax.lax.axis_index(axis) * table.shape[0]
+    is_own = (own >= 0) & (own < table.shape[0])
+    rows = jnp.where(is_own[:, None], table[own], jnp.zeros((), table.dtype))
+    return jax.lax.psum(rows, axis)
 
 
 class RmsNorm(nnx.Module):
@@ -58,10 +79,10 @@ class RmsNorm(nnx.Module):
 class Mlp(nnx.Module):
     """SwiGLU: down(silu(gate(x)) * up(x)). Source: Shazeer, 2020."""
 
-    def __init__(self, parameters: Parameters, prefix: str) -> None:
+    def __init__(self, parameters: Parameters, prefix: str, axis: str | None) -> None:
         self.gate = Linear(parameters, f"{prefix}gate")
         self.up = Linear(parameters, f"{prefix}up")
-        self.down = Linear(parameters, f"{prefix}down")
+        self.down = Linear(parameters, f"{prefix}down", summed_over=axis)
 
     def __call__(self, x: Float[Array, "T D"]) -> Float[Array, "T D"]:
         """Apply."""
@@ -72,12 +93,17 @@ class Attention(nnx.Module):
     """Grouped-query attention over one layer's paged KV."""
 
     def __init__(
-        self, parameters: Parameters, prefix: str, config: ModelConfig, layer: int
+        self,
+        parameters: Parameters,
+        prefix: str,
+        config: ModelConfig,
+        layer: int,
+        axis: str | None,
     ) -> None:
         self.q = Linear(parameters, f"{prefix}q")
         self.k = Linear(parameters, f"{prefix}k")
         self.v = Linear(parameters, f"{prefix}v")
-        self.o = Linear(parameters, f"{prefix}o")
+        self.o = Linear(parameters, f"{prefix}o", summed_over=axis)
         self.head_dim = config.head_dim
         self.window = config.layer_windows[layer]
 

@@ -6,6 +6,7 @@ step, the KV of each layer. Out: the same, one step further. Must not know: samp
 Layers are unrolled, not scanned: on CPU a scan over stacked weights copies every weight every step.
 """
 
+import jax
 from flax import nnx
 from jax import numpy as jnp
 from jaxtyping import Array, Float
@@ -17,6 +18,7 @@ from paxserve.device.layers import (
     Mlp,
     Parameters,
     RmsNorm,
+    embed,
     gather_rotation,
     rotation_table,
 )
@@ -26,12 +28,14 @@ from paxserve.models.config import ModelConfig
 class Layer(nnx.Module):
     """One decoder layer, normalised before each half."""
 
-    def __init__(self, parameters: Parameters, config: ModelConfig, layer: int) -> None:
+    def __init__(
+        self, parameters: Parameters, config: ModelConfig, layer: int, axis: str | None
+    ) -> None:
         prefix, epsilon = f"layers.{layer}.", config.rms_norm_eps
         self.attention_norm = RmsNorm(parameters[f"{prefix}attention_norm"], epsilon)
-        self.attention = Attention(parameters, prefix, config, layer)
+        self.attention = Attention(parameters, prefix, config, layer, axis)
         self.mlp_norm = RmsNorm(parameters[f"{prefix}mlp_norm"], epsilon)
-        self.mlp = Mlp(parameters, prefix)
+        self.mlp = Mlp(parameters, prefix, axis)
 
 
 class Llama(nnx.Module):
@@ -41,11 +45,23 @@ class Llama(nnx.Module):
         config: its dimensions.
         parameters: one array per name of `parameter_shapes(config)`.
         max_model_len: positions to prepare rotary phases for.
+        axis: the mesh axis over which `paxserve.device.sharding` splits the parameters; the methods
+            then run on one device's part. None: on the whole.
     """
 
-    def __init__(self, config: ModelConfig, parameters: Parameters, *, max_model_len: int) -> None:
+    def __init__(
+        self,
+        config: ModelConfig,
+        parameters: Parameters,
+        *,
+        max_model_len: int,
+        axis: str | None = None,
+    ) -> None:
+        self.axis = axis
         self.embed = nnx.Param(parameters["embed"])
-        self.layers = nnx.List([Layer(parameters, config, i) for i in range(config.num_layers)])
+        self.layers = nnx.List(
+            [Layer(parameters, config, i, axis) for i in range(config.num_layers)]
+        )
         self.final_norm = RmsNorm(parameters["final_norm"], config.rms_norm_eps)
         head = parameters.get("lm_head")
         self.lm_head = None if head is None else nnx.Param(head)
@@ -58,7 +74,7 @@ class Llama(nnx.Module):
         self, token_ids: Array, kv: Kv, arrays: StepArrays, *, kernel: Kernel
     ) -> tuple[Float[Array, "T D"], Kv]:
         """Run all layers; `token_ids` [T] are resolved (none is -1)."""
-        x = self.embed[...][token_ids]
+        x = embed(self.embed[...], token_ids, self.axis)
         rotation = gather_rotation((self.cos[...], self.sin[...]), arrays.positions)
         new_kv = []
         for layer, layer_kv in zip(self.layers, kv, strict=True):
@@ -76,4 +92,6 @@ class Llama(nnx.Module):
             scores = jnp.einsum("rd,vd->rv", normed, self.embed[...])
         else:
             scores = normed @ self.lm_head[...]
+        if self.axis is not None:
+            scores = jax.lax.all_gather(scores, self.axis, axis=1, tiled=True)
         return scores.astype(jnp.float32)

@@ -14,7 +14,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+from jax.sharding import PartitionSpec
 
+from kernels_pallas.paged_attention import check_batch
 from paxserve.arrays import StepArrays
 from paxserve.device.block_moves import BlockMoves, MoveShape
 from paxserve.device.buckets import Bucket, Buckets
@@ -22,12 +24,24 @@ from paxserve.device.executables import Executables
 from paxserve.device.forward import (
     DeviceState,
     Logprobs,
+    Split,
     StepOutputs,
     StepShape,
     make_forward,
 )
 from paxserve.device.kv_blocks import Kernel, KvLayout, kv_dtype
 from paxserve.device.llama import Llama
+from paxserve.device.sharding import (
+    AXIS,
+    check_group,
+    group_devices,
+    make_mesh,
+    place_parameters,
+    place_rest,
+    shardings,
+    share,
+    specs_of,
+)
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
 from paxserve.pack import PackedStep, Packer, Variant
@@ -47,7 +61,7 @@ class _InFlight(NamedTuple):
 
 
 class Real:
-    """The model on a device.
+    """The model on a device, or split over a group of them.
 
     Args:
         config, parameters: the model, parameters as numpy arrays by name.
@@ -55,10 +69,16 @@ class Real:
         num_device_blocks: blocks in the device's pool, at least `limits.num_blocks`.
         backend: a name of `kernels_pallas.paged_attention.BACKENDS`.
         kv_cache_dtype: auto (that of the activations), int8 or fp8.
+        debug: check the values of every step's tables, lengths and slots on the host before they
+            are sent; a wrong id would be clamped silently on the device.
         strict: after `warm_up`, a step that would compile is an error instead of a stall.
         fill: what unwritten KV holds; tests put NaN there.
         num_host_blocks: blocks that swaps may use on the host, numbered from 0.
         copies: plans may copy blocks, so warm-up compiles that too.
+        tensor_parallel_size: devices of the group, the first that JAX has.
+
+    Raises:
+        ValueError: sizes that do not go together, or fewer devices than asked for.
     """
 
     def __init__(
@@ -71,41 +91,52 @@ class Real:
         num_device_blocks: int | None = None,
         backend: str = "xla",
         kv_cache_dtype: str = "auto",
+        debug: bool = False,
         strict: bool = False,
         fill: float = 0.0,
         num_host_blocks: int = 0,
         copies: bool = False,
+        tensor_parallel_size: int = 1,
     ) -> None:
+        check_group(config, tensor_parallel_size)
+        mesh = make_mesh(group_devices(tensor_parallel_size))
         num_blocks = num_device_blocks or limits.num_blocks
         if num_blocks < limits.num_blocks:
             raise ValueError(
                 f"num_device_blocks={num_blocks} is below the host's num_blocks={limits.num_blocks}"
             )
         layout = KvLayout(
-            config,
+            share(config, tensor_parallel_size),
             limits.block_size,
             backend,
             kv_dtype(kv_cache_dtype, activations=str(parameters["embed"].dtype)),
         )
         model = Llama(
             config,
-            {name: jnp.asarray(array) for name, array in parameters.items()},
+            place_parameters(parameters, mesh),
             max_model_len=limits.max_model_len,
+            axis=None if mesh is None else AXIS,
         )
-        graph, self._parameters = nnx.split(model)
-        self._forward = make_forward(
-            graph, kernel=Kernel(backend, device_kind=jax.devices()[0].device_kind)
-        )
+        graph, placed = nnx.split(model)
+        self._parameters = place_rest(placed, mesh)
+        self._everywhere = shardings(mesh, PartitionSpec())
         self._new_state = lambda: DeviceState(
-            kv=layout.allocate(num_blocks, fill=fill),
-            last_sampled=jnp.zeros(limits.max_num_seqs, jnp.int32),
+            kv=layout.allocate(num_blocks, fill=fill, mesh=mesh),
+            last_sampled=jnp.zeros(limits.max_num_seqs, jnp.int32, device=self._everywhere),
         )
         self._state = self._new_state()
+        self._forward = make_forward(
+            graph,
+            kernel=Kernel(backend, device_kind=jax.devices()[0].device_kind),
+            split=Split(mesh, specs_of(self._parameters), specs_of(self._state)),
+        )
         self.backend = backend
+        self.tensor_parallel_size = tensor_parallel_size
         self.num_device_blocks = num_blocks
         self.limits = limits
         self.buckets = buckets
         self.strict = strict
+        self.debug = debug
         self._packer = Packer(
             limits=limits, buckets=buckets, num_slots=num_blocks * limits.block_size
         )
@@ -116,6 +147,7 @@ class Real:
             num_host_blocks=num_host_blocks,
             copies=copies,
             executables=self._executables,
+            mesh=mesh,
         )
         self._in_flight: deque[_InFlight] = deque()
 
@@ -222,10 +254,24 @@ class Real:
 
     def _run(self, packed: PackedStep) -> StepOutputs:
         """Start the program for these arrays."""
-        arrays = jax.device_put(packed.arrays)
+        if self.debug:
+            self._check(packed.arrays)
+        arrays = jax.device_put(packed.arrays, self._everywhere)
         program = self._program(packed, arrays)
         self._state, outputs = program(self._parameters, self._state, arrays)
         return outputs
+
+    def _check(self, arrays: StepArrays) -> None:
+        check_batch(
+            block_table=arrays.block_table,
+            context_lens=arrays.context_lens,
+            cu_q_lens=arrays.cu_q_lens,
+            num_rows=int(arrays.num_rows),
+            num_tokens=len(arrays.token_ids),
+            num_blocks=self.num_device_blocks,
+            block_size=self.limits.block_size,
+            slots=arrays.slots,
+        )
 
     def _program(self, packed: PackedStep, arrays: StepArrays) -> jax.stages.Compiled:
         shape = StepShape(packed.bucket, packed.variant)

@@ -121,7 +121,7 @@ def test_no_code_is_made_from_data(file):
 
 @per_file
 def test_only_the_command_line_reads_the_environment(file):
-    if file.name != "cli.py":
+    if file.name not in ("cli.py", "check_kernels_command.py"):
         source = file.read_text(encoding="utf-8")
         assert "os.environ" not in source
         assert "getenv" not in source

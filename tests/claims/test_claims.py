@@ -24,6 +24,7 @@ from paxserve.claims import (
     intensity,
     memory,
     overload,
+    paging,
     preemption,
     sharing,
     sizing,
@@ -97,7 +98,7 @@ def test_overload_comes_close_to_the_paper_and_closer_with_its_lengths():
 def test_ids_are_those_of_the_list():
     numbers = {"A": [1, 2, 3, 4, 7], "B": [1, 2, 3, 4, 5, 6, 7, 9, 10], "C": [1, 2, 3, 4]}
     expected = [f"{family}{number}" for family in numbers for number in numbers[family]]
-    assert [*expected, "D1", "D2", "D3"] == IDS
+    assert [*expected, "D1", "D2", "D3", "E2"] == IDS
 
 
 # Broken on purpose.
@@ -286,3 +287,8 @@ def test_table_shows_stated_beside_measured(capsys):
     (head,) = [line for line in lines if "a claim" in line]
     assert head.replace("│", " ").split() == ["X1", "a", "claim", "5", "%", "NO"]
     assert lines[-2:] == ["X1: since [it] is so", "0 of 1 claims hold; X1 not"]
+
+
+def test_paging_that_reserves_as_contiguous_memory_does(monkeypatch):
+    monkeypatch.setattr(paging, "_paged", paging._contiguous)
+    assert holds(paging.paging) == {"E2": False}

@@ -164,7 +164,7 @@ def test_sampling_options():
 def test_kernel_options():
     for stem in options("kernel"):
         plain, _, _ = compose_config([f"kernel={stem}"])
-        assert plain["kernel"] == {"backend": stem}
+        assert plain["kernel"] == {"backend": stem, "debug": False}
         assert stem in ("auto", *BACKENDS)
 
 

@@ -24,8 +24,9 @@ def test_tables(backend: str, table: str) -> None:
     assert problem.error(backend) <= tolerance(problem.dtype)
 
 
+@pytest.mark.parametrize("backend", HOST)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kv_dtype", [jnp.int8, jnp.float8_e4m3fn])
-def test_quantised(dtype: jnp.dtype, kv_dtype: jnp.dtype) -> None:
+def test_quantised(backend: str, dtype: jnp.dtype, kv_dtype: jnp.dtype) -> None:
     problem = case("mixed", dtype=dtype, kv_dtype=kv_dtype)
-    assert problem.error("reference") <= tolerance(problem.dtype)
+    assert problem.error(backend) <= tolerance(problem.dtype)

@@ -55,7 +55,7 @@ def test_good_arguments_pass() -> None:
         ({"num_rows": jnp.zeros(1, jnp.int32)}, r"scalar; got num_rows=\(1,\)"),
         ({"sliding_window": 0}, "sliding_window=0"),
         ({"scale": float("inf")}, "scale=inf"),
-        ({"backend": "fast"}, r"backend='fast' is unknown; use one of \('reference', 'xla'\)"),
+        ({"backend": "fast"}, r"backend='fast' is unknown; use one of \('reference', 'xla'"),
     ],
 )
 def test_wrong_arguments(change: dict[str, object], message: str) -> None:
@@ -63,7 +63,7 @@ def test_wrong_arguments(change: dict[str, object], message: str) -> None:
         paged_attention(**{**GOOD, "scale": 1.0, "backend": "xla", **change})
 
 
-@pytest.mark.parametrize("backend", ["pallas_tpu", "pallas_gpu"])
+@pytest.mark.parametrize("backend", ["pallas_gpu"])
 def test_planned_backends_say_so(backend: str) -> None:
     for chosen in (backend_module, write_backend_module):
         with pytest.raises(NotImplementedError, match=f"backend='{backend}' does not exist yet"):

@@ -1,4 +1,4 @@
-"""Conformance of every write_kv backend: exact slots, dropped padding, in place when donated."""
+"""Conformance of the host backends of write_kv: exact slots, dropped padding, donated in place."""
 
 import jax
 import jax.numpy as jnp
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kernels_pallas.paged_attention.layout import kv_shape
-from kernels_pallas.write_kv import BACKENDS, write_kv
+from kernels_pallas.write_kv import write_kv
 
 NUM_BLOCKS, HEADS, DIM = 6, 2, 8
 
@@ -17,7 +17,7 @@ def _tokens(count: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
     return k.astype(dtype), v.astype(dtype)
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", "xla"])
 @pytest.mark.parametrize("block_size", [1, 3, 16])
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16], ids=["float32", "bfloat16"])
 def test_writes_exactly_its_slots(backend: str, block_size: int, dtype: jnp.dtype) -> None:
@@ -40,7 +40,7 @@ def test_writes_exactly_its_slots(backend: str, block_size: int, dtype: jnp.dtyp
     assert np.isfinite(got).sum() == len(slots) * 2 * HEADS * DIM
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("backend", ["reference", "xla"])
 @pytest.mark.parametrize("num_tokens", [1, 64, 200])
 def test_donated_cache_is_written_in_place(backend: str, num_tokens: int) -> None:
     write = jax.jit(

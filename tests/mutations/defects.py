@@ -16,6 +16,7 @@ POOL = "unit/kv/test_block_pool.py::"
 TABLES = "unit/kv/test_block_table.py::"
 FORKS = "unit/test_forks.py::"
 BEAMS = "unit/test_beam_search.py::"
+GROUPS = "unit/device/test_tensor_parallel.py::"
 ADMITTING = "unit/test_admitting.py::"
 PREEMPTING = "unit/test_preempting.py::"
 PLANNING = "unit/test_planning.py::"
@@ -716,5 +717,24 @@ DEFECTS = [
         'in ("forced", "displaced", "asked"))',
         'in ("asked",))',
         NOTICES + "test_only_preemptions_for_want_of_memory_are_warned_of",
+    ),
+    # A model split over devices.
+    Defect(
+        "device/layers.py",
+        'f"{prefix}o", summed_over=axis)',
+        'f"{prefix}o")',
+        GROUPS + "test_devices_talk_for_two_sums_a_layer_the_embedding_and_the_logits",
+    ),
+    Defect(
+        "device/layers.py",
+        "jax.lax.axis_index(axis) * table.shape[0]",
+        "jnp.int32(0) * table.shape[0]",
+        GROUPS + "test_a_group_gives_the_tokens_of_one_device",
+    ),
+    Defect(
+        "assemble.py",
+        "bytes_per_whole_block = num_devices * size.bytes_per_block",
+        "bytes_per_whole_block = size.bytes_per_block",
+        GROUPS + "test_it_says_so_and_the_host_s_pool_holds_whole_blocks",
     ),
 ]

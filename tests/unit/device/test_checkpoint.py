@@ -174,7 +174,7 @@ print(len(everywhere["embed"].sharding.device_set))
 
 def test_restores_onto_a_mesh_of_four_devices(saved):
     environment = os.environ | {
-        "XLA_FLAGS": "--xla_force_host_platform_device_count=4",
+        "JAX_NUM_CPU_DEVICES": "4",
         "JAX_PLATFORMS": "cpu",
         "PYTHONPATH": str(Path(__file__).parents[3]),
     }

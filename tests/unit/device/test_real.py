@@ -89,6 +89,24 @@ def test_a_step_writes_its_slots_and_no_other():
         np.testing.assert_array_equal(old[5, :, :, :3], kept[5])
 
 
+@pytest.mark.parametrize(
+    ("blocks", "message"),
+    [
+        ((3, 999), r"block ids of a context must be in 1\.\.P-1 .* row=0, block_ids=\[3, 999\]"),
+        ((3, -1), r"block_ids=\[3, -1\]"),
+        ((0, 5), r"block_ids=\[0, 5\]"),
+        ((3, 3), "a row must not use a block twice"),
+    ],
+)
+def test_debug_mode_refuses_ids_that_the_device_would_clamp(blocks, message):
+    real = make_real(tiny())
+    with pytest.raises(ValueError, match=message):
+        real.submit(one_prompt(19, blocks=blocks))
+    assert written_slots(real) == set()
+    careless = make_real(tiny(), debug=False)
+    careless.submit(one_prompt(19, blocks=blocks))  # nobody looks
+
+
 def test_warm_up_writes_nothing():
     real = make_real(tiny())
     seconds = real.warm_up(Variant)

@@ -1,0 +1,299 @@
+"""Everything that only a device can show, in one run of eight minutes at most.
+
+Question: are the Pallas kernels right and fast on this GPU or TPU, alone and within the engine?
+Expected (Hopper): decode 64 x 4k at 60 % of the copy bandwidth or more (goal 85), block 16 at most
+10 % slower than a block per request, prompts 8 x 2k at 25 % of the matmul rate (goal 50), a decode
+step of random Llama-3-8B at 64 x 4k at most 1.4 times its byte floor (goal 1.25).
+Command: python experiments/device_check.py --json device.json   (no network, no Hydra)
+
+Parts, in order: numerics, bench, step, chat. A part that fails is reported and the others go on;
+each has its share of the time. On a CPU it runs the same code small (`--small`), to be tried out.
+"""
+
+import argparse
+import json
+import statistics
+import sys
+import time
+import traceback
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+ROOT = Path(__file__).parents[1]
+sys.path.insert(0, str(ROOT))  # runs from a copy of the tree, installed or not
+
+from kernels_pallas import bench  # noqa: E402
+from kernels_pallas.ceilings import measure_ceilings  # noqa: E402
+from kernels_pallas.checks import interpreted_checks, run_check  # noqa: E402
+from kernels_pallas.paged_attention import choose_backend  # noqa: E402
+from paxserve.device.buckets import Bucket, Buckets  # noqa: E402
+from paxserve.device.gap import GapMeter  # noqa: E402
+from paxserve.executor.real import Real  # noqa: E402
+from paxserve.limits import Limits  # noqa: E402
+from paxserve.llm import LLM  # noqa: E402
+from paxserve.models.config import ModelConfig, parameter_shapes  # noqa: E402
+from paxserve.models.llama3 import LLAMA_3_8B  # noqa: E402
+from paxserve.models.load import TINY_CONFIG, load_model  # noqa: E402
+from paxserve.pack import Variant  # noqa: E402
+from paxserve.sampling_params import SamplingParams  # noqa: E402
+from paxserve.step import RowEntry, RowPlan, RowSampling, StepPlan, TableWrite  # noqa: E402
+
+GOLDEN = ROOT / "tests" / "golden" / "smollm2_chat.json"
+TOTAL_S = 480.0
+SHARES_S = {"numerics": 110.0, "bench": 190.0, "step": 110.0, "chat": 70.0}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the parts; 1 if one of them failed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("parts", nargs="*", help=f"of {list(SHARES_S)}; default: all")
+    parser.add_argument("--backend", default=None, help="default: what kernel=auto chooses here")
+    parser.add_argument("--small", action="store_true", help="small shapes and models")
+    parser.add_argument("--model", default="smollm2-135m", help="of the chat; a name or path")
+    parser.add_argument("--json", type=Path, default=Path("device.json"))
+    given = parser.parse_args(argv)
+    if unknown := sorted(set(given.parts) - set(SHARES_S)):
+        parser.error(f"unknown parts {unknown}: they are {list(SHARES_S)}")
+    backend = given.backend or choose_backend(jax.default_backend())
+    device = jax.devices()[0]
+    print(f"{device.device_kind}, jax {jax.__version__}, backend {backend}", flush=True)
+    parts: dict[str, Callable[[], Any]] = {
+        "numerics": lambda: check_numerics(backend, SHARES_S["numerics"]),
+        "bench": lambda: run_bench(backend, SHARES_S["bench"], small=given.small),
+        "step": lambda: time_step(backend, small=given.small),
+        "chat": lambda: chat(backend, given.model),
+    }
+    found: dict[str, Any] = {
+        "device_kind": device.device_kind,
+        "jax": jax.__version__,
+        "backend": backend,
+        "started": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
+    }
+    started_s, failed = time.perf_counter(), []
+    for name in given.parts or parts:
+        if time.perf_counter() - started_s > TOTAL_S - SHARES_S[name]:
+            found[name] = "not run: out of time"
+            continue
+        print(f"-- {name}", flush=True)
+        try:
+            found[name] = parts[name]()
+        except Exception as error:
+            traceback.print_exc()
+            found[name] = f"{type(error).__name__}: {error}"
+            failed.append(name)
+        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    print(f"{time.perf_counter() - started_s:.0f} s, failed: {failed or 'none'}; {given.json}")
+    return 1 if failed else 0
+
+
+def check_numerics(backend: str, share_s: float) -> list[dict[str, Any]]:
+    """The awkward cases on the device itself, against dense float64 attention."""
+    started_s, rows = time.perf_counter(), []
+    for check in interpreted_checks(backend, quick=False):
+        if time.perf_counter() - started_s > share_s:
+            rows.append({"check": str(check), "verdict": "not run: out of time"})
+            continue
+        outcome = run_check(replace(check, target="here"))
+        print(f"{outcome.verdict:6} {outcome.check}: {outcome.detail}", flush=True)
+        rows.append({"check": str(check), "verdict": outcome.verdict, "detail": outcome.detail})
+    return rows
+
+
+def run_bench(backend: str, share_s: float, *, small: bool) -> dict[str, Any]:
+    """The named shapes with their peers."""
+    ceilings = measure_ceilings()
+    print(bench.headline(backend, ceilings), flush=True)
+    rows = []
+    for row in bench.bench(bench.USUAL, backend=backend, small=small, budget_s=share_s):
+        print(bench.line(row, ceilings), flush=True)
+        rows.append(bench.to_json(row))
+    return {"ceilings": ceilings._asdict(), "rows": rows}
+
+
+def time_step(backend: str, *, small: bool) -> dict[str, Any]:
+    """The engine's decode step with random weights, against the bytes it cannot avoid to read.
+
+    Wall time is of the executor's submit and collect, with packing and transfers; device time is
+    that of steps started one after the other without waiting, from first to last.
+    """
+    config, num_rows, context, dtype = LLAMA_3_8B, 64, 4096, "bfloat16"
+    if small:
+        config, num_rows, context, dtype = TINY_CONFIG, 8, 64, "float32"
+    real = _executor(config, num_rows, context, backend=backend, dtype=dtype)
+    real.warm_up([Variant.GREEDY])
+    real.submit(_entering(num_rows, context))
+    real.collect()
+    plan = _decodes(num_rows, context)
+    wall_s = [_seconds(lambda: (real.submit(plan), real.collect())) for _ in range(20)]
+    num_steps = 30
+    device_s = [_seconds(lambda: _in_a_row(real, plan, num_steps)) / num_steps for _ in range(5)]
+    ceilings = measure_ceilings()
+    num_bytes = _least_bytes(config, num_rows, context, dtype)
+    floor_s = num_bytes / ceilings.copy_bytes_per_s
+    found = {
+        "rows": num_rows,
+        "context": context,
+        "bytes": num_bytes,
+        "floor_ms": 1e3 * floor_s,
+        "device_ms": 1e3 * statistics.median(device_s),
+        "wall_ms": 1e3 * statistics.median(wall_s),
+        "device_over_floor": statistics.median(device_s) / floor_s,
+        "wall_over_floor": statistics.median(wall_s) / floor_s,
+    }
+    print(", ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
+    return found
+
+
+def _executor(
+    config: ModelConfig, num_rows: int, context: int, *, backend: str, dtype: str
+) -> Real:
+    """Weights are made on the device: 16 GB of them would take the host minutes."""
+    parameters = {}
+    for i, (name, shape) in enumerate(parameter_shapes(config).items()):
+        scale = 1.0 if name.endswith("norm") else shape[0] ** -0.5
+        values = jax.random.normal(jax.random.key(i), shape, jnp.dtype(dtype))
+        parameters[name] = jnp.ones_like(values) if name.endswith("norm") else values * scale
+    return Real(
+        config=config,
+        parameters=parameters,
+        limits=Limits(
+            max_num_seqs=num_rows,
+            max_num_batched_tokens=num_rows,
+            max_model_len=context + 16,
+            block_size=16,
+            num_blocks=1 + num_rows * -(-context // 16),
+        ),
+        buckets=Buckets((Bucket(num_rows, num_rows),)),
+        backend=backend,
+        fill=0.01,
+    )
+
+
+def _entering(num_rows: int, context: int) -> StepPlan:
+    """A decode in which every row enters, its blocks scattered over the pool."""
+    per_row = -(-context // 16)
+    ids = 1 + np.random.default_rng(0).permutation(num_rows * per_row).reshape(num_rows, per_row)
+    return _decodes(num_rows, context, token_ids=(7,))._replace(
+        entries=tuple(RowEntry(r, r, context, RowSampling()) for r in range(num_rows)),
+        table_writes=tuple(TableWrite(r, 0, tuple(ids[r].tolist())) for r in range(num_rows)),
+    )
+
+
+def _decodes(num_rows: int, context: int, token_ids: tuple[int, ...] = ()) -> StepPlan:
+    rows = tuple(RowPlan(r, r, context - 1, 1, 1, token_ids) for r in range(num_rows))
+    return StepPlan(step_id=1, rows=rows)
+
+
+def _in_a_row(real: Real, plan: StepPlan, num_steps: int) -> None:
+    for _ in range(num_steps):
+        real.submit(plan)
+    for _ in range(num_steps):
+        real.collect()
+
+
+def _least_bytes(config: ModelConfig, num_rows: int, context: int, dtype: str) -> int:
+    """All weights but the embedding's other rows once, and the contexts' K and V."""
+    itemsize = jnp.dtype(dtype).itemsize
+    shapes = parameter_shapes(config)
+    read = {name for name in shapes if name != "embed" or config.tie_embeddings}
+    weights = sum(int(np.prod(shapes[name])) for name in read)
+    kv = 2 * config.num_layers * config.num_kv_heads * config.head_dim * num_rows * context
+    return itemsize * (weights + kv)
+
+
+def _seconds(run: Callable[[], object]) -> float:
+    started_s = time.perf_counter()
+    run()
+    return time.perf_counter() - started_s
+
+
+def chat(backend: str, model: str) -> dict[str, Any]:
+    """SmolLM2 answers the golden prompts through the kernel, in bfloat16 on an accelerator; flipped
+    tokens with the gap of the two best logits there, and how far the kernel moves the logits.
+    """
+    golden = [entry for entry in json.loads(GOLDEN.read_text("utf-8")) if "chat" in entry["id"]]
+    dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
+    llm = LLM(
+        model,
+        dtype=dtype,
+        kernel=backend,
+        max_num_seqs=8,
+        max_model_len=1024,
+        row_buckets=(8,),  # two programs: compiling takes the longest
+        token_buckets=(512,),
+    )
+    outputs = llm.generate(
+        [{"prompt_token_ids": entry["prompt_token_ids"]} for entry in golden],
+        [_greedy(entry) for entry in golden],
+    )
+    flips = list(_flips(golden, [list(o.outputs[0].token_ids) for o in outputs], model))
+    logits = list(_logit_errors(golden, model, backend, dtype))
+    found = {"dtype": dtype, "prompts": len(golden), "flips": flips, "logits": logits}
+    print(f"{len(golden)} prompts, {len(flips)} with another token", flush=True)
+    for line in (*flips, *logits):
+        print(line, flush=True)
+    return found
+
+
+def _greedy(entry: dict[str, Any]) -> SamplingParams:
+    return SamplingParams(
+        temperature=0.0,
+        max_tokens=len(entry["greedy_token_ids"]),
+        ignore_eos=entry["ignore_eos"],
+        skip_special_tokens=False,
+    )
+
+
+def _flips(
+    golden: list[dict[str, Any]], found: list[list[int]], model: str
+) -> Iterator[dict[str, Any]]:
+    """The first token of each answer that differs, with the gap in float32."""
+    loaded = load_model(model)
+    meter = GapMeter(loaded.config, loaded.parameters, backend="xla")
+    for entry, token_ids in zip(golden, found, strict=True):
+        expected = entry["greedy_token_ids"]
+        if token_ids == expected:
+            continue
+        pairs = enumerate(zip(token_ids, expected, strict=False))
+        at = next((i for i, (one, other) in pairs if one != other), len(token_ids))
+        prompt = entry["prompt_token_ids"]
+        gap = meter.gap(
+            (*prompt, *expected[:at]), num_prompt_tokens=len(prompt), sampling=RowSampling()
+        )
+        yield {"id": entry["id"], "position": at, "of": len(expected), "gap": gap}
+
+
+def _logit_errors(
+    golden: list[dict[str, Any]], model: str, backend: str, dtype: str
+) -> Iterator[dict[str, Any]]:
+    """|kernel - xla| / |xla| of the logits after each prompt, and the same of xla against float32
+    for what the dtype alone does.
+    """
+    narrow, wide = load_model(model, dtype=dtype), load_model(model)
+    meters = {
+        "kernel": GapMeter(narrow.config, narrow.parameters, backend=backend),
+        "xla": GapMeter(narrow.config, narrow.parameters, backend="xla"),
+        "float32": GapMeter(wide.config, wide.parameters, backend="xla"),
+    }
+    for entry in golden:
+        prompt = tuple(entry["prompt_token_ids"])
+        logits = {name: meter.logits(prompt) for name, meter in meters.items()}
+        yield {
+            "id": entry["id"],
+            "kernel_against_xla": _relative(logits["kernel"], logits["xla"]),
+            "xla_against_float32": _relative(logits["xla"], logits["float32"]),
+        }
+
+
+def _relative(found: np.ndarray, base: np.ndarray) -> float:
+    return float(np.linalg.norm(found - base) / np.linalg.norm(base))
+
+
+if __name__ == "__main__":
+    sys.exit(main())

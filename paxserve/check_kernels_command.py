@@ -1,0 +1,162 @@
+"""`paxserve check-kernels`: what can be proven about the kernels without their hardware.
+
+Owns: its arguments, the environment and processes of the checks, and how their outcomes read. Must
+not know: what a check does (`kernels_pallas/checks.py`).
+"""
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import os
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from concurrent.futures.process import BrokenProcessPool
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.table import Table
+
+from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
+from paxserve.results import write_text
+from paxserve.terminal import Terminal
+
+if TYPE_CHECKING:
+    from kernels_pallas.checks import Check, Outcome
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command."""
+    parser = commands.add_parser(
+        "check-kernels", help="the kernels' numerics, races and compilation, without their hardware"
+    )
+    parser.add_argument("--quick", action="store_true", help="shapes that stand for the rest")
+    parser.add_argument("--only", metavar="GLOB", help="checks whose name matches, as in '*h100'")
+    parser.add_argument("--step", action="store_true", help="whole model steps instead: minutes")
+    parser.add_argument("--support", action="store_true", help="what each backend can do, at once")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
+    parser.set_defaults(act=_check_kernels)
+
+
+def _check_kernels(arguments: argparse.Namespace) -> int:
+    """Ends with 1 if a check fails."""
+    os.environ.update(COMPILE_ENVIRONMENT)  # read when jax is imported, here and by the processes
+    if arguments.support:
+        from kernels_pallas.support import table
+
+        print("\n".join(table()))
+        return 0
+    if arguments.step:
+        return _check_steps(arguments)
+    from kernels_pallas.checks import checks
+
+    pattern = arguments.only or "*"
+    chosen = [c for c in checks(quick=arguments.quick) if fnmatch.fnmatch(str(c), f"*{pattern}*")]
+    if not chosen:
+        raise ValueError(f"no check matches --only {arguments.only!r}")
+    if arguments.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
+    started_s = time.perf_counter()
+    terminal = Terminal()
+    outcomes = []
+    for outcome in _run(chosen, num_jobs=arguments.jobs):
+        outcomes.append(outcome)
+        terminal.progress("checks", len(outcomes), len(chosen))
+        if outcome.verdict == "FAILED":
+            terminal.say(f"FAILED {outcome.check}: {outcome.detail}")
+    terminal.close()
+    _print(outcomes)
+    counts = Counter(outcome.verdict for outcome in outcomes)
+    print(
+        f"{counts['ok']} ok, {counts['FAILED']} failed, {counts['n/a']} not available on their "
+        f"backend; {time.perf_counter() - started_s:.0f} s"
+    )
+    if arguments.json is not None:
+        found = [asdict(outcome) for outcome in outcomes]
+        write_text(arguments.json, json.dumps(found, indent=1) + "\n")
+    return 1 if counts["FAILED"] else 0
+
+
+def _check_steps(arguments: argparse.Namespace) -> int:
+    """One after the other, since each takes all cores; ends with 1 if one cannot be compiled."""
+    from kernels_pallas.checks import BACKEND_OF
+    from kernels_pallas.compile_targets import GIB, TARGETS
+    from paxserve.device.whole_step import check_step, named_cases
+
+    pattern = f"*{arguments.only or '*'}*"
+    cases = [c for c in named_cases() if fnmatch.fnmatch(f"{c[0]} on {c[1]}", pattern)]
+    if not cases:
+        raise ValueError(f"no step matches --only {arguments.only!r}")
+    terminal, table, found, num_failed = Terminal(), Table(*_STEP_COLUMNS, box=None), [], 0
+    for done, (name, target, case) in enumerate(cases):
+        terminal.progress("steps", done, len(cases))
+        try:
+            row = check_step(name, target, case, backend=BACKEND_OF[TARGETS[target].platform])
+        except Exception as error:
+            num_failed += 1
+            terminal.say(f"FAILED {name} on {target}: {type(error).__name__}: {error}")
+            continue
+        if row.refusal is not None:
+            terminal.say(f"{name}: {row.refusal}")
+        found.append(row._asdict() | {"memory": row.memory and row.memory._asdict()})
+        memory = "refused" if row.memory is None else f"{row.memory.total_bytes / GIB:.1f}"
+        temp = "" if row.memory is None else f"{row.memory.temp_bytes / GIB:.2f}"
+        sizes = [f"{n / GIB:.1f}" for n in (row.hbm_bytes, row.weight_bytes, row.kv_bytes)]
+        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
+        table.add_row(name, f"{target} x {row.num_devices}", *sizes, temp, memory, seconds)
+    terminal.close()
+    Console().print(table)
+    if arguments.json is not None:
+        write_text(arguments.json, json.dumps(found, indent=1) + "\n")
+    return 1 if num_failed else 0
+
+
+_STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "total", "seconds")
+
+
+def _run(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
+    """As they end. If a compiler takes its process down, and so the pool, the checks that are left
+    run in a process each, so that the one to blame is found.
+    """
+    from kernels_pallas.checks import Outcome, run_check
+
+    left = list(chosen)
+    with _pool(num_jobs) as pool:
+        futures = {pool.submit(run_check, check): check for check in chosen}
+        for future in as_completed(futures):
+            if not isinstance(future.exception(), BrokenProcessPool):
+                left.remove(futures[future])
+                yield future.result()
+    for check in left:
+        with _pool(1) as pool:
+            try:
+                yield pool.submit(run_check, check).result()
+            except BrokenProcessPool:
+                detail = "its process died"
+                yield Outcome(check=check, verdict="FAILED", seconds=0.0, detail=detail)
+
+
+def _pool(num_jobs: int) -> ProcessPoolExecutor:
+    context = multiprocessing.get_context("spawn")
+    return ProcessPoolExecutor(num_jobs, mp_context=context, max_tasks_per_child=32)
+
+
+def _print(outcomes: "Sequence[Outcome]") -> None:
+    """A line per subject; a column per target, in it the seconds or the verdict."""
+    targets = list(dict.fromkeys(outcome.check.target for outcome in outcomes))
+    found: dict[tuple[str, str], dict[str, str]] = {}
+    for outcome in outcomes:
+        check = outcome.check
+        sizes = " ".join(str(value) for value in check.sizes.values())
+        kind = check.kind if check.kind == "compile" else f"{check.kind} {check.backend}"
+        cell = f"{outcome.seconds:.1f} s" if outcome.verdict == "ok" else outcome.verdict
+        found.setdefault((kind, f"{check.subject} {sizes}".strip()), {})[check.target] = cell
+    table = Table("check", "subject", *targets, box=None)
+    for (kind, subject), cells in sorted(found.items()):
+        table.add_row(kind, subject, *[cells.get(target, "") for target in targets])
+    Console().print(table)

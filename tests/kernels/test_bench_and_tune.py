@@ -1,0 +1,165 @@
+"""The benchmark measures what it says, and the search for tiles goes on where it stopped."""
+
+import dataclasses
+import json
+
+import jax.numpy as jnp
+import pytest
+
+from kernels_pallas import bench, tiles, tune
+from kernels_pallas.paged_attention import paged_attention, xla
+from kernels_pallas.tiles import file_name, measured_tiles, tile_key
+from kernels_pallas.timing import Timing, seconds_per_call
+
+SHAPE = "smollm2-135m/decode_1x4k"
+
+
+def test_a_call_is_timed_per_call():
+    """Twice the products take about twice as long; a loop is not left out."""
+    matrix = jnp.eye(256) * 0.5
+
+    def calls(number):
+        def call(x, matrix):
+            for _ in range(number):
+                x = x @ matrix
+            return x
+
+        return seconds_per_call(call, jnp.ones((256, 256)), matrix, num_rounds=5)
+
+    one, four = calls(1), calls(4)
+    assert 2 < four.least_s / one.least_s < 8
+    assert one.least_s <= one.median_s <= one.most_s
+    assert one.num_rounds == 5
+    assert one.num_calls > 1
+
+
+def test_bench_prints_and_writes_every_kernel(tmp_path, capsys):
+    file = tmp_path / "bench.json"
+    assert bench.main(["--small", "--shapes", SHAPE, "--json", str(file)]) == 0
+    found = json.loads(file.read_text("utf-8"))
+    assert [row["kernel"] for row in found["rows"]] == [
+        "ours, block 16",
+        "ours, a block per request",
+        "contiguous, xla",
+    ]
+    assert found["ceilings"]["copy_bytes_per_s"] > 1e8
+    for row in found["rows"]:
+        assert row["timing"]["median_s"] > 0
+        assert row["num_bytes"] == bench.host_shape(bench.SHAPES[SHAPE].small()).kv_bytes
+    printed = capsys.readouterr().out
+    assert printed.count("% of copy") == 3
+
+
+def test_bench_says_what_it_did_not_reach(monkeypatch):
+    rows = list(bench.bench([SHAPE], backend="xla", small=True, budget_s=-1.0))
+    assert {row.note for row in rows} == {"not measured: out of time"}
+    assert {row.timing for row in rows} == {None}
+
+    def broken(*args, **options):
+        raise RuntimeError("no such luck")
+
+    monkeypatch.setattr(bench, "paged_attention", broken)
+    rows = list(bench.bench([SHAPE], backend="xla", small=True))
+    assert [row.note for row in rows] == ["RuntimeError: no such luck"] * 2 + [""]
+
+
+def shapes(num_tokens, num_rows):
+    """q, kv_blocks and block_table of SmolLM2's heads."""
+    return (
+        jnp.zeros((num_tokens, 9, 64)),
+        jnp.zeros((5, 2, 3, 16, 64)),
+        jnp.zeros((num_rows, 4), jnp.int32),
+    )
+
+
+def test_a_key_tells_work_heads_blocks_and_dtype():
+    options = {"num_kv_heads": 3, "block_size": 16}
+    assert tile_key(*shapes(8, 8), **options) == "decode N9 K3 H64 S16 float32"
+    assert tile_key(*shapes(9, 8), **options) == "mixed N9 K3 H64 S16 float32"
+
+
+def test_tiles_come_from_the_table_of_the_device(monkeypatch):
+    table = {"xla": {"some key": {"8": {"item_tokens": 3}, "256": {"item_tokens": 5}}}}
+    monkeypatch.setattr(tiles, "_table", lambda kind: table if kind == "some chip" else {})
+
+    def find(key, num_rows, device_kind="some chip"):
+        return measured_tiles("xla", key, num_rows=num_rows, device_kind=device_kind)
+
+    assert [find("some key", rows) for rows in (1, 8, 16)] == [{"item_tokens": 3}] * 3
+    assert find("some key", 200) == {"item_tokens": 5}
+    assert find("another key", 8) is None
+    assert find("some key", 8, device_kind=None) is None
+
+
+def test_a_call_runs_with_the_tiles_that_were_measured(monkeypatch):
+    """They reach the backend; tiles that are given go before them."""
+    seen = []
+    right = xla.paged_attention
+
+    def spy(*args, **options):
+        seen.append(options["tiles"])
+        return right(*args, **options)
+
+    monkeypatch.setattr(xla, "paged_attention", spy)
+    table = {"xla": {"decode N9 K3 H64 S16 float32": {"8": {"item_tokens": 48}}}}
+    monkeypatch.setattr(tiles, "_table", lambda kind: table if kind == "some chip" else {})
+    rows = [jnp.zeros(8, jnp.int32), jnp.zeros(9, jnp.int32), 0]
+    for device_kind, given in (("some chip", None), (None, None), ("some chip", xla.Tiles())):
+        paged_attention(
+            *shapes(8, 8), *rows, scale=1.0, backend="xla", device_kind=device_kind, tiles=given
+        )
+    assert seen == [xla.Tiles(item_tokens=48), None, xla.Tiles()]
+
+
+def test_a_device_kind_names_its_file():
+    assert file_name("NVIDIA H100 80GB HBM3") == "nvidia_h100_80gb_hbm3.json"
+    assert file_name("TPU v5 lite") == "tpu_v5_lite.json"
+
+
+@pytest.fixture
+def searched(monkeypatch, tmp_path):
+    """A search over three candidates with made-up times; the second is fastest, the third fails."""
+    default = xla.Tiles()
+    name = dataclasses.fields(default)[0].name
+    candidates = [dataclasses.replace(default, **{name: n}) for n in (101, 102)]
+    monkeypatch.setattr(xla, "candidate_tiles", lambda base, block_size: candidates)
+    seen = []
+
+    def prepare(shape, backend, *, tiles):
+        if tiles == candidates[1]:
+            raise MemoryError("too large")
+        seen.append(tiles)
+        return (tiles,)
+
+    def seconds(tiles, *, num_rounds):
+        s = 0.5 if tiles == candidates[0] else 1.0
+        return Timing(s, s, s, num_rounds, 1)
+
+    monkeypatch.setattr(tune, "prepare_ours", prepare)
+    monkeypatch.setattr(tune, "seconds_per_call", seconds)
+
+    def search(*more):
+        files = ["--measured", str(tmp_path / "m.json"), "--out", str(tmp_path / "t.json")]
+        assert tune.main(["--backend", "xla", "--shapes", SHAPE, "--small", *files, *more]) == 0
+        return json.loads((tmp_path / "t.json").read_text("utf-8"))["tiles"], seen
+
+    return search, default, candidates
+
+
+def test_the_search_stores_what_beats_the_default(searched):
+    search, default, candidates = searched
+    table, seen = search()
+    assert seen == [default, candidates[0]]
+    ((_, by_rows),) = table["xla"].items()
+    assert by_rows == {"1": dataclasses.asdict(candidates[0])}
+
+
+def test_the_search_goes_on_where_it_stopped(searched):
+    search, default, candidates = searched
+    _, seen = search("--budget-s", "-1")
+    assert seen == []
+    table, seen = search()
+    assert seen == [default, candidates[0]]
+    again, seen = search()
+    assert again == table
+    assert len(seen) == 2, "nothing is measured twice"

@@ -1,0 +1,175 @@
+"""The checks of kernels find what is wrong, and say what a backend cannot do."""
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from kernels_pallas import checks, compile_targets, support
+from kernels_pallas.checks import Check, run_check
+from kernels_pallas.paged_attention import xla
+from kernels_pallas.paged_attention.validation import check_batch
+from kernels_pallas.problems import make_problem
+from kernels_pallas.shapes import SHAPES
+from kernels_pallas.write_kv import xla as write_xla
+
+NUMERICS = Check(kind="numerics", backend="xla", subject="chunks", sizes={"dtype": "float32"})
+WRITE = Check(
+    kind="write",
+    backend="xla",
+    subject="rotated",
+    sizes={"kv_dtype": "int8", "head_dim": 16, "block_size": 8},
+)
+
+
+@pytest.mark.parametrize("check", [NUMERICS, WRITE], ids=["numerics", "write"])
+def test_a_right_kernel_passes(check):
+    assert run_check(check).verdict == "ok"
+
+
+def test_a_wrong_number_fails(monkeypatch):
+    right = xla.paged_attention
+    monkeypatch.setattr(
+        xla, "paged_attention", lambda *args, **options: right(*args, **options) * 1.001
+    )
+    jax.clear_caches()
+    outcome = run_check(NUMERICS)
+    assert (outcome.verdict, outcome.detail[:9]) == ("FAILED", "error 1.0")
+    jax.clear_caches()
+
+
+def test_a_write_beside_its_slot_fails(monkeypatch):
+    right = write_xla.write_kv
+    monkeypatch.setattr(
+        write_xla,
+        "write_kv",
+        lambda kv, k, v, slots, **options: right(kv, k, v, slots + 1, **options),
+    )
+    assert run_check(WRITE).verdict == "FAILED"
+
+
+def test_what_goes_wrong_inside_a_check_is_told_not_raised(monkeypatch):
+    outcome = run_check(replace(NUMERICS, subject="no such case"))
+    assert (outcome.verdict, outcome.detail) == ("FAILED", "KeyError: 'no such case'")
+
+    def cannot(*args, **options):
+        raise NotImplementedError("xla: not today")
+
+    monkeypatch.setattr(xla, "paged_attention", cannot)
+    jax.clear_caches()
+    outcome = run_check(NUMERICS)
+    assert (outcome.verdict, outcome.detail) == ("n/a", "xla: not today")
+    jax.clear_caches()
+
+
+def test_every_shape_meets_every_target_of_its_backend():
+    found = {(c.subject, c.target) for c in checks.checks(quick=False) if c.kind == "compile"}
+    assert found == {(s, t) for s in SHAPES for t in compile_targets.KERNEL_TARGETS}
+    quick = {c.subject for c in checks.checks(quick=True) if c.kind == "compile"}
+    assert quick == set(checks.QUICK_SHAPES) <= set(SHAPES)
+    kinds = {(c.kind, c.backend) for c in checks.checks(quick=True)}
+    assert kinds == {
+        (kind, backend)
+        for kind in ("numerics", "write", "compile")
+        for backend in ("pallas_tpu", "pallas_gpu")
+    }
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_small_form_is_the_same_case(name):
+    shape, small = SHAPES[name], SHAPES[name].small()
+    assert small.num_heads // small.num_kv_heads == shape.num_heads // shape.num_kv_heads
+    for same in ("head_dim", "block_size", "dtype", "kv_dtype"):
+        assert getattr(small, same) == getattr(shape, same)
+    assert (small.sliding_window is None) == (shape.sliding_window is None)
+    assert {q == 1 for q in small.q_lens} == {q == 1 for q in shape.q_lens}
+    pairs = [set(zip(s.q_lens, s.context_lens, strict=True)) for s in (shape, small)]
+    longer, small_longer = ({c > q for q, c in rows} for rows in pairs)
+    assert longer == small_longer
+    assert small.num_tokens < 150
+    assert max(small.context_lens) <= small.max_model_len
+
+
+def test_the_work_of_a_shape():
+    shape = SHAPES["llama-3-8b/decode_64x4k"]
+    assert shape.kv_bytes == 64 * 4096 * 2 * 8 * 128 * 2
+    assert shape.num_flops == 4 * 64 * 4096 * 32 * 128
+    assert SHAPES["llama-3-8b/prompts_8x2k"].num_flops == 4 * 8 * (2048 * 2049 // 2) * 32 * 128
+    windowed = SHAPES["mistral-7b/decode_1x128k"]
+    assert windowed.kv_bytes == 4096 * 2 * 8 * 128 * 2
+    int8 = SHAPES["llama-3-8b/decode_64x4k/int8/block128"]
+    assert int8.kv_bytes == 64 * 4096 * 2 * 8 * (128 + 4)
+
+
+def test_support_is_what_backends_say(monkeypatch):
+    column = support.Column("xla", None)
+    assert support.why_not(column, support.CASES["bfloat16"]) is None
+
+    def cannot(*args, **options):
+        raise NotImplementedError("xla: not today")
+
+    monkeypatch.setattr(xla, "paged_attention", cannot)
+    assert support.why_not(column, support.CASES["bfloat16"]) == "xla: not today"
+    lines = support.table()
+    assert lines[2].startswith("| bfloat16 | yes | no (1) |")
+    assert "1. xla: not today" in lines
+
+
+def test_problems_are_consistent():
+    """What the kernels are tested with is itself a batch that the host's check accepts."""
+    for table in ("permuted", "consecutive", "shared"):
+        problem = make_problem((1, 3, 2), (40, 35, 70), block_size=16, table=table)
+        check_batch(
+            block_table=problem.block_table,
+            context_lens=problem.context_lens,
+            cu_q_lens=problem.cu_q_lens,
+            num_rows=problem.num_rows,
+            num_tokens=len(problem.q),
+            num_blocks=problem.num_blocks,
+            block_size=16,
+        )
+        num_alike = (problem.block_table[0] == problem.block_table[1]).tolist().index(False)
+        assert num_alike == (2 if table == "shared" else 0)
+        used = np_used(problem)
+        if table == "consecutive":
+            assert used == sorted(used)
+        kv = problem.kv_blocks("reference")
+        assert bool(jnp.isnan(kv[0]).all())
+        assert int(jnp.isfinite(kv[:, 0, 0, :, 0]).sum()) == len(
+            {slot for row in range(3) for slot in problem.slots(row).tolist()}
+        )
+
+
+def np_used(problem):
+    return [int(b) for row in problem.block_table for b in row if b]
+
+
+def test_the_command_runs_and_writes_what_it_found(tmp_path):
+    """On the numerics of one case per backend: no compiler is needed."""
+    file = tmp_path / "checks.json"
+    command = [sys.executable, "-m", "paxserve", "check-kernels", "--quick", "--jobs", "1"]
+    done = subprocess.run(
+        [*command, "--only", "numerics*one_row", "--json", str(file)],
+        capture_output=True,
+        text=True,
+        timeout=300,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert "2 ok, 0 failed" in done.stdout
+    found = json.loads(file.read_text("utf-8"))
+    assert {(f["check"]["backend"], f["verdict"]) for f in found} == {
+        ("pallas_tpu", "ok"),
+        ("pallas_gpu", "ok"),
+    }
+
+
+def test_the_command_refuses_what_matches_nothing():
+    command = [sys.executable, "-m", "paxserve", "check-kernels", "--only", "nonsense"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 2
+    assert "no check matches --only 'nonsense'" in done.stderr

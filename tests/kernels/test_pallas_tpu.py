@@ -1,0 +1,295 @@
+"""The TPU attention kernel, interpreted on the CPU, races looked for: numbers, isolation, refusals.
+
+Small tiles and two cores make short contexts cross every edge that long ones cross on a chip.
+"""
+
+from collections.abc import Iterator
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from builders import run_to_end
+from device_forward import device_logits
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from real_builders import make_real, random_ids, real_engine, submit_ids
+
+from kernels_pallas.cases import PADDING, ROWS, case
+from kernels_pallas.compile_targets import TARGETS
+from kernels_pallas.interpret import interpreted
+from kernels_pallas.paged_attention import pallas_tpu
+from kernels_pallas.paged_attention.layout import KvDims
+from kernels_pallas.paged_attention.pallas_tpu import Tiles
+from kernels_pallas.problems import Problem, make_problem
+from kernels_pallas.shapes import SHAPES
+from kernels_pallas.tolerances import tolerance
+from paxserve.models.config import ModelConfig
+from paxserve.models.load import LoadedModel
+from paxserve.models.random_parameters import random_parameters
+
+F32, BF16, INT8, FP8 = jnp.float32, jnp.bfloat16, jnp.int8, jnp.float8_e4m3fn
+TWO_CORES = Tiles(query_tokens=16, context_tokens=128, num_buffers=2, num_cores=2)
+ONE_CORE = Tiles(query_tokens=32, context_tokens=128, num_buffers=3, num_cores=1)
+
+
+@pytest.fixture(autouse=True)
+def _interpreted() -> Iterator[None]:
+    with interpreted("pallas_tpu", detect_races=True):
+        yield
+
+
+@partial(jax.jit, static_argnames=("scale", "sliding_window", "tiles"))
+def _attend(*arrays: jax.Array, **options: object) -> jax.Array:
+    return pallas_tpu.paged_attention(*arrays, **options)
+
+
+def answer(problem: Problem, tiles: Tiles, **changed: jax.Array) -> np.ndarray:
+    """What the kernel makes of a problem, or of one with a changed block table or cache."""
+    q, kv_blocks, block_table, *rest = problem.arguments("pallas_tpu")
+    out = _attend(
+        q, changed.get("kv_blocks", kv_blocks), changed.get("block_table", block_table), *rest,
+        kv_scales=problem.kv_scales("pallas_tpu"), scale=problem.scale,
+        sliding_window=problem.sliding_window, tiles=tiles,
+    )  # fmt: skip
+    return np.asarray(out.astype(jnp.float32))
+
+
+def check(problem: Problem, tiles: Tiles) -> None:
+    assert problem.error_of(answer(problem, tiles)) <= tolerance(problem.dtype)
+
+
+# Every kind of rows once, and every dtype, group, head_dim, block size, table and padding.
+@pytest.mark.parametrize(
+    ("name", "tiles", "options"),
+    [
+        ("decodes", ONE_CORE, {"padding": "none", "dtype": BF16, "table": "consecutive"}),
+        ("prompts", TWO_CORES, {"num_heads": 3, "num_kv_heads": 1, "dtype": BF16}),
+        ("chunks", TWO_CORES, {"table": "shared", "sliding_window": 21, "block_size": 32}),
+        ("mixed", ONE_CORE, {"num_heads": 7, "num_kv_heads": 1, "dtype": BF16, "head_dim": 128}),
+        ("mixed", TWO_CORES, {"num_heads": 2, "padding": "much", "block_size": 64}),
+        ("one_row", TWO_CORES, {"num_heads": 8, "num_kv_heads": 1, "block_size": 128}),
+        ("one_chunk", ONE_CORE, {"num_kv_heads": 1, "sliding_window": 50, "padding": "none"}),
+        ("nothing", TWO_CORES, {}),
+        ("skewed", TWO_CORES, {"num_heads": 3, "num_kv_heads": 3, "dtype": BF16}),
+    ],
+)
+def test_rows(name: str, tiles: Tiles, options: dict[str, object]) -> None:
+    check(case(name, **options), tiles)
+
+
+@pytest.mark.parametrize(
+    ("kv_dtype", "block_size", "num_kv_heads", "dtype"),
+    [(INT8, 16, 1, BF16), (FP8, 64, 5, F32)],
+)
+def test_quantised(
+    kv_dtype: jnp.dtype, block_size: int, num_kv_heads: int, dtype: jnp.dtype
+) -> None:
+    sizes = {"num_kv_heads": num_kv_heads, "num_heads": 2 * num_kv_heads, "block_size": block_size}
+    check(
+        make_problem((1, 20, 1), (150, 140, 3), kv_dtype=kv_dtype, dtype=dtype, **sizes), ONE_CORE
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("dtype", [F32, BF16], ids=["float32", "bfloat16"])
+@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("group", [1, 3, 4, 7, 8])
+@pytest.mark.parametrize("padding", PADDING)
+@pytest.mark.parametrize("name", ROWS)
+def test_all_rows(name: str, padding: str, group: int, head_dim: int, dtype: jnp.dtype) -> None:
+    sizes = {"num_heads": 2 * group, "head_dim": head_dim, "dtype": dtype}
+    check(case(name, padding=padding, **sizes), TWO_CORES if group % 2 else ONE_CORE)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kv_dtype", [None, INT8, FP8], ids=["plain", "int8", "fp8"])
+@pytest.mark.parametrize("block_size", [16, 32, 64, 128])
+@pytest.mark.parametrize("sliding_window", [None, 1, 33, 200])
+@pytest.mark.parametrize("table", ["permuted", "shared"])
+@pytest.mark.parametrize("name", ["chunks", "mixed", "skewed"])
+def test_all_caches(
+    name: str, table: str, sliding_window: int | None, block_size: int, kv_dtype: jnp.dtype
+) -> None:
+    sizes = {"sliding_window": sliding_window, "block_size": block_size, "kv_dtype": kv_dtype}
+    check(case(name, table=table, dtype=BF16, **sizes), TWO_CORES)
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [((1,), (33_000,)), pytest.param(((20, 1), (32_900, 40)), marks=pytest.mark.slow)],
+    ids=["decode", "chunk"],
+)
+def test_context_past_32k(rows: tuple[tuple[int, ...], tuple[int, ...]]) -> None:
+    sizes = {"num_heads": 2, "num_kv_heads": 1, "block_size": 128, "dtype": BF16}
+    tiles = Tiles(query_tokens=16, context_tokens=2048, num_buffers=3, num_cores=2)
+    check(make_problem(*rows, **sizes), tiles)
+
+
+def test_only_blocks_that_are_seen_are_read() -> None:
+    """A block id outside the pool raises when it is copied: past the context, before the window."""
+    q_lens, context_lens, window = (1, 18, 1), (400, 300, 30), 50
+    problem = make_problem(q_lens, context_lens, sliding_window=window, padding_columns=9)
+    table = problem.block_table.copy()
+    for row, (q_len, context) in enumerate(zip(q_lens, context_lens, strict=True)):
+        table[row, : max(0, context - q_len - window + 1) // problem.block_size] = 10**6
+        table[row, -(-context // problem.block_size) :] = 10**6
+    table[len(q_lens) :] = 10**6
+    got = answer(problem, TWO_CORES, block_table=jnp.asarray(table))
+    np.testing.assert_array_equal(got, answer(problem, TWO_CORES))
+
+
+# Batches of the same shapes: one compile serves them all.
+FIXED = {"num_rows": 5, "num_tokens": 48, "num_columns": 24, "num_blocks": 101}
+
+
+def fixed_problem(q_lens: tuple[int, ...], context_lens: tuple[int, ...], seed: int) -> Problem:
+    needed = [-(-context // 16) for context in context_lens]
+    problem = make_problem(
+        q_lens, context_lens, seed=seed, num_heads=3, num_kv_heads=1,
+        padding_rows=FIXED["num_rows"] - len(q_lens),
+        padding_tokens=FIXED["num_tokens"] - sum(q_lens),
+        padding_columns=FIXED["num_columns"] - max(needed, default=0),
+    )  # fmt: skip
+    return problem
+
+
+def fixed_answer(problem: Problem) -> np.ndarray:
+    kv = problem.kv_blocks("pallas_tpu")
+    missing = FIXED["num_blocks"] - len(kv)
+    kv = jnp.pad(kv, [(0, missing), *[(0, 0)] * (kv.ndim - 1)], constant_values=jnp.nan)
+    return answer(problem, TWO_CORES, kv_blocks=kv)
+
+
+@st.composite
+def batches(draw: st.DrawFn) -> Problem:
+    q_lens: list[int] = []
+    for _ in range(draw(st.integers(0, 5))):
+        left = FIXED["num_tokens"] - sum(q_lens)
+        q_lens.append(draw(st.one_of(st.just(1), st.integers(1, max(1, min(40, left - 5))))))
+    context_lens = [draw(st.integers(q, 300)) for q in q_lens]
+    return fixed_problem(tuple(q_lens), tuple(context_lens), draw(st.integers(0, 99)))
+
+
+@settings(
+    max_examples=8, deadline=None, derandomize=True,
+    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
+)  # fmt: skip
+@given(batches())
+def test_drawn_batches(problem: Problem) -> None:
+    assert problem.error_of(fixed_answer(problem)) <= tolerance(problem.dtype)
+
+
+@pytest.mark.parametrize("spoiled", [0, 1, 2])
+def test_nan_stays_in_its_row(spoiled: int) -> None:
+    """One request whose values overflowed must not spoil its neighbours in buffers and tiles."""
+    problem = fixed_problem((1, 19, 1, 3), (150, 40, 9, 70), seed=0)
+    clean = fixed_answer(problem)
+    problem.stored[spoiled][1, 0, 0, 0] = np.nan
+    got = fixed_answer(problem)
+    first, last = problem.cu_q_lens[spoiled : spoiled + 2]
+    assert np.isnan(got[first:last, 0, 0]).all(), "a NaN in the context must be seen"
+    others = np.r_[0:first, last : len(got)]
+    np.testing.assert_array_equal(got[others], clean[others])
+
+
+def test_one_compile_serves_all_values() -> None:
+    sizes = []
+    for rows in (((1, 1), (5, 200)), ((48,), (60,)), ((), ())):
+        problem = fixed_problem(*rows, seed=1)
+        assert problem.error_of(fixed_answer(problem)) <= tolerance(problem.dtype)
+        sizes.append(_attend._cache_size())
+    assert sizes[0] == sizes[-1] >= 1
+
+
+def test_layout_is_a_rearrangement() -> None:
+    dims = KvDims(3, 32, 5, 64)
+    plain = jnp.arange(3 * 2 * 5 * 32 * 64).reshape(3, 2, 5, 32, 64)
+    laid = pallas_tpu.lay_kv(plain)
+    assert pallas_tpu.kv_dims(laid.shape) == dims
+    assert laid.shape == pallas_tpu.kv_shape(*dims)
+    assert laid[1, 4, 7, 64 + 9] == plain[1, 1, 4, 7, 9]
+    np.testing.assert_array_equal(pallas_tpu.plain_kv(laid), plain)
+    scales = plain[..., 0].astype(jnp.float32)
+    laid = pallas_tpu.lay_scales(scales)
+    assert laid.shape == pallas_tpu.kv_scales_shape(3, 32, 5) == (3, 2, 1, 256)
+    np.testing.assert_array_equal(pallas_tpu.plain_scales(laid, dims), scales)
+    with pytest.raises(ValueError, match=r"\[P, K, S, 2H\], got shape=\(3, 2, 5, 32, 64\)"):
+        pallas_tpu.kv_dims(plain.shape)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "message"),
+    [
+        ({"block_size": 8}, r"block_size must be one of \(16, 32, 64, 128\), got block_size=8"),
+        ({"head_dim": 96}, "head_dim must be 64 or a multiple of 128, got head_dim=96"),
+    ],
+)
+def test_what_it_cannot_do(sizes: dict[str, int], message: str) -> None:
+    problem = make_problem((1,), (3,), **sizes)
+    with pytest.raises(NotImplementedError, match="pallas_tpu: " + message):
+        problem.run("pallas_tpu")
+
+
+@pytest.mark.parametrize("device_kind", [None, *sorted({t.device_kind for t in TARGETS.values()})])
+def test_tiles_fit_every_shape(device_kind: str | None) -> None:
+    budget = pallas_tpu.VMEM_BYTES.get(device_kind, pallas_tpu.LEAST_VMEM_BYTES)
+    for shape in SHAPES.values():
+        q = jax.ShapeDtypeStruct((shape.num_tokens, shape.num_heads, shape.head_dim), shape.dtype)
+        kv = jax.ShapeDtypeStruct(
+            pallas_tpu.kv_shape(2, shape.block_size, shape.num_kv_heads, shape.head_dim),
+            shape.kv_dtype,
+        )
+        table = jax.ShapeDtypeStruct((shape.num_rows, shape.blocks_per_row), jnp.int32)
+        base = pallas_tpu.default_tiles(q, kv, table, device_kind=device_kind)
+        assert pallas_tpu.vmem_bytes(q, kv, base) <= budget
+        found = list(pallas_tpu.candidate_tiles(base, shape.block_size))
+        assert found[0] == base
+        assert 4 <= len(found) == len(set(found))
+        assert base.num_cores == (1 if device_kind in ("TPU v5 lite", "TPU v6 lite") else 2)
+
+
+def test_wrong_tiles() -> None:
+    problem = make_problem((1,), (3,))
+    for change in ({"query_tokens": 24}, {"context_tokens": 64}, {"num_buffers": 1}):
+        fields = {"query_tokens": 16, "context_tokens": 128, "num_buffers": 2, "num_cores": 1}
+        with pytest.raises(ValueError, match=f"tiles break a rule of Tiles.*{next(iter(change))}"):
+            answer(problem, Tiles(**(fields | change)))
+
+
+CONFIG = ModelConfig(
+    vocab_size=97, hidden_size=32, mlp_size=48, num_layers=2, num_heads=3, num_kv_heads=1,
+    head_dim=64, max_position=64, layer_windows=(None, 17),
+)  # fmt: skip
+
+
+def test_engine_gives_the_tokens_of_xla() -> None:
+    """Prompts in chunks beside decodes, the cache full of NaN."""
+    parameters = random_parameters(CONFIG, seed=5)
+    model = LoadedModel(config=CONFIG, parameters=parameters, tokenizer=None, name="random")
+    tokens = {}
+    for backend in ("xla", "pallas_tpu"):
+        sizes = {"max_num_seqs": 2, "max_num_batched_tokens": 16, "max_model_len": 64}
+        real = make_real(model, backend=backend, token_buckets=(16,), **sizes)
+        engine = real_engine(real, model)
+        requests = [
+            submit_ids(engine, random_ids(n, vocab_size=97, seed=n), max_tokens=3) for n in (3, 25)
+        ]
+        run_to_end(engine)
+        tokens[backend] = [
+            request.sequence.token_ids[request.num_prompt_tokens :] for request in requests
+        ]
+    assert [len(ids) for ids in tokens["xla"]] == [3, 3]
+    assert tokens["pallas_tpu"] == tokens["xla"]
+
+
+@pytest.mark.slow
+def test_model_gives_the_logits_of_xla() -> None:
+    parameters = random_parameters(CONFIG, seed=5)
+    ids = random_ids(40, vocab_size=97)
+    got, expected = (
+        device_logits(CONFIG, parameters, ids, block_size=16, backend=backend)
+        for backend in ("pallas_tpu", "xla")
+    )
+    np.testing.assert_allclose(got, expected, atol=1e-4)
