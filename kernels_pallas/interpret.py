@@ -5,7 +5,9 @@ a read out of bounds raises, and so does a race where they are looked for. Limit
 is not modelled, so a missing wait for it passes here. Must not know: what a kernel computes.
 """
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextvars import ContextVar
 
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
@@ -22,7 +24,23 @@ def interpreted(backend: str, *, detect_races: bool = False) -> AbstractContextM
         case "pallas_tpu":
             return pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=detect_races))
         case "pallas_gpu":
-            return plgpu.force_gpu_interpret_mode(
-                plgpu.InterpretGPUParams(detect_races=detect_races)
-            )
+            return _gpu(plgpu.InterpretGPUParams(detect_races=detect_races))
     return nullcontext()
+
+
+def is_interpreted() -> bool:
+    """Whether GPU kernels traced now are for the simulator, which lacks wgmma of registers."""
+    return _is_interpreted.get()
+
+
+_is_interpreted: ContextVar[bool] = ContextVar("is_interpreted", default=False)
+
+
+@contextmanager
+def _gpu(params: plgpu.InterpretGPUParams) -> Iterator[None]:
+    token = _is_interpreted.set(True)
+    try:
+        with plgpu.force_gpu_interpret_mode(params):
+            yield
+    finally:
+        _is_interpreted.reset(token)

@@ -18,14 +18,18 @@ from typing import Any
 
 import jax
 
-from kernels_pallas.paged_attention import pallas_tpu, reference, xla
+from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
 from kernels_pallas.tiles import measured_tiles, tile_key
 
 __all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
 
-_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla, "pallas_tpu": pallas_tpu}
-_PLANNED = ("pallas_gpu",)
+_MODULES: dict[str, ModuleType] = {
+    "reference": reference,
+    "xla": xla,
+    "pallas_tpu": pallas_tpu,
+    "pallas_gpu": pallas_gpu,
+}
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
@@ -39,7 +43,7 @@ def choose_backend(platform: str) -> str:
     """
     if platform not in ("cpu", "gpu", "cuda", "rocm", "tpu"):
         raise ValueError(f"platform must be cpu, gpu or tpu, got {platform=}")
-    return "pallas_tpu" if platform == "tpu" else "xla"
+    return {"tpu": "pallas_tpu", "gpu": "pallas_gpu", "cuda": "pallas_gpu"}.get(platform, "xla")
 
 
 def backend_module(backend: str) -> ModuleType:
@@ -47,13 +51,8 @@ def backend_module(backend: str) -> ModuleType:
     through the names of `layout.py`.
 
     Raises:
-        NotImplementedError: a planned backend that does not exist yet.
         ValueError: an unknown name.
     """
-    if backend in _PLANNED:
-        raise NotImplementedError(
-            f"paged_attention {backend=} does not exist yet; use one of {BACKENDS}"
-        )
     if backend not in _MODULES:
         raise ValueError(f"paged_attention {backend=} is unknown; use one of {BACKENDS}")
     return _MODULES[backend]

@@ -13,12 +13,16 @@ import jax.numpy as jnp
 
 from kernels_pallas.paged_attention import backend_module as attention_module
 from kernels_pallas.paged_attention.validation import SUPPORTED_DTYPES, check_kv_dtype
-from kernels_pallas.write_kv import pallas_tpu, reference, xla
+from kernels_pallas.write_kv import pallas_gpu, pallas_tpu, reference, xla
 
 __all__ = ["BACKENDS", "backend_module", "write_kv"]
 
-_MODULES: dict[str, ModuleType] = {"reference": reference, "xla": xla, "pallas_tpu": pallas_tpu}
-_PLANNED = ("pallas_gpu",)
+_MODULES: dict[str, ModuleType] = {
+    "reference": reference,
+    "xla": xla,
+    "pallas_tpu": pallas_tpu,
+    "pallas_gpu": pallas_gpu,
+}
 BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
@@ -26,11 +30,8 @@ def backend_module(backend: str) -> ModuleType:
     """The module behind a backend name: it exports `write_kv`.
 
     Raises:
-        NotImplementedError: a planned backend that does not exist yet.
         ValueError: an unknown name.
     """
-    if backend in _PLANNED:
-        raise NotImplementedError(f"write_kv {backend=} does not exist yet; use one of {BACKENDS}")
     if backend not in _MODULES:
         raise ValueError(f"write_kv {backend=} is unknown; use one of {BACKENDS}")
     return _MODULES[backend]

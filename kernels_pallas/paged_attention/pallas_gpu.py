@@ -1,0 +1,258 @@
+"""Paged attention for Hopper GPUs, in Pallas Mosaic GPU: the door, and the choice of tiles.
+
+Owns: what is supported, which passes a step needs, tile sizes. A step runs at most two passes of
+one kernel (`gpu_kernel`), each over its own units (`gpu_units`):
+
+    decode pass   rows with one query: all kv heads of a block per copy
+    prompt pass   rows with several: 128 query rows per unit
+
+so a chunk beside decodes never widens their tiles. Where a step has no more tokens than rows, as a
+step of decodes has, each token is its own unit of the decode pass and there is no second one.
+
+In and out: the contract in `paged_attention/__init__.py`. Must not know: how blocks were chosen.
+"""
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+import jax
+import jax.numpy as jnp
+
+from kernels_pallas.interpret import is_interpreted
+from kernels_pallas.paged_attention import gpu_kernel
+from kernels_pallas.paged_attention.gpu_units import (
+    ROWS,
+    Geometry,
+    every_query,
+    plan,
+    single_queries,
+    tiles_of_queries,
+)
+from kernels_pallas.paged_attention.layout import (
+    KvDims,
+    kv_dims,
+    kv_shape,
+    lay_kv,
+    plain_kv,
+)
+
+__all__ = [
+    "Tiles",
+    "candidate_tiles",
+    "default_tiles",
+    "kv_dims",
+    "kv_scales_shape",
+    "kv_shape",
+    "lay_kv",
+    "lay_scales",
+    "paged_attention",
+    "plain_kv",
+    "plain_scales",
+]
+
+BLOCK_SIZES = (16, 32, 64, 128)
+HEAD_DIMS = (64, 128)
+SHARED_BYTES = 227 * 1024 - 2048  # of a program on Hopper, less barriers and alignment
+MAX_STAGES = 6
+MAX_COLUMNS = 192
+# Streaming multiprocessors, by JAX's name of the device: a program for each.
+NUM_SMS = {"NVIDIA H100 PCIe": 114}
+DEFAULT_NUM_SMS = 132  # H100 SXM and NVL, H200, GH200
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tiles:
+    """What may be tuned; shapes decide the rest.
+
+    Args:
+        decode_columns: scores per query row and tile of the decode pass (tokens times kv heads).
+        prompt_columns: tokens of a tile of the prompt pass.
+        prompt_consumers: warpgroups of 64 query rows in the prompt pass.
+        max_stages: bound on tiles in flight; shared memory is the other.
+        num_programs: of the persistent grid.
+    """
+
+    decode_columns: int = 128
+    prompt_columns: int = 64
+    prompt_consumers: int = 2
+    max_stages: int = MAX_STAGES
+    num_programs: int = DEFAULT_NUM_SMS
+
+
+def default_tiles(
+    q: jax.Array | jax.ShapeDtypeStruct,
+    kv_blocks: jax.Array | jax.ShapeDtypeStruct,
+    block_table: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    device_kind: str | None = None,
+) -> Tiles:
+    """Tiles of a call: the same for all shapes, whose heads and blocks decide the rest."""
+    del q, kv_blocks, block_table
+    return Tiles(num_programs=NUM_SMS.get(device_kind or "", DEFAULT_NUM_SMS))
+
+
+def candidate_tiles(base: Tiles, block_size: int) -> Iterator[Tiles]:
+    """`base` and its neighbours, each once, for a search; those too large fail to compile."""
+    del block_size
+    for decode_columns in (128, 64):
+        for prompt_columns in (64, 128):
+            for max_stages in (MAX_STAGES, 2, 3, 4):
+                yield replace(
+                    base,
+                    decode_columns=decode_columns,
+                    prompt_columns=prompt_columns,
+                    max_stages=max_stages,
+                )
+
+
+def kv_scales_shape(
+    num_blocks: int, block_size: int, num_kv_heads: int
+) -> tuple[int, int, int, int]:
+    """`[P, 2, K, S]` as in the plain layout, with S padded to what one copy brings."""
+    return (num_blocks, 2, num_kv_heads, gpu_kernel.scale_width(block_size))
+
+
+def lay_scales(plain: jax.Array) -> jax.Array:
+    """Plain scales `[P, 2, K, S]` as this layout has them; what is padded is never read."""
+    missing = gpu_kernel.scale_width(plain.shape[-1]) - plain.shape[-1]
+    return jnp.pad(plain, ((0, 0), (0, 0), (0, 0), (0, missing)))
+
+
+def plain_scales(kv_scales: jax.Array, dims: KvDims) -> jax.Array:
+    """The inverse of `lay_scales`, for blocks of these counts."""
+    return kv_scales[..., : dims.block_size]
+
+
+def paged_attention(
+    q: jax.Array,
+    kv_blocks: jax.Array,
+    block_table: jax.Array,
+    context_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    num_rows: jax.Array | int,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    kv_scales: jax.Array | None = None,
+    device_kind: str | None = None,
+    tiles: Tiles | None = None,
+) -> jax.Array:
+    """See `kernels_pallas.paged_attention.paged_attention`; `tiles` is for tuning."""
+    dims = kv_dims(kv_blocks.shape)
+    num_tokens, num_heads, _ = q.shape
+    max_rows = context_lens.shape[0]
+    group = num_heads // dims.num_kv_heads
+    interpreted = is_interpreted()
+    _check_supported(q, dims)
+    if tiles is None:
+        tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
+        if interpreted:
+            tiles = replace(tiles, num_programs=3)  # the simulator runs them one by one
+    if num_tokens == 0:
+        return q
+    if scale <= 0:
+        q, scale = (q.astype(jnp.float32) * scale).astype(q.dtype), 1.0
+
+    is_real = jnp.arange(max_rows) < num_rows
+    rows = (context_lens, cu_q_lens, jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0))
+    decode = decode_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
+    prompt = prompt_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
+    padded = num_tokens
+    if num_tokens <= max_rows:
+        passes = [(decode, every_query(*rows, num_tokens))]
+    else:
+        padded = max(num_tokens, prompt.unit_queries)
+        passes = [
+            (decode, single_queries(*rows, padded)),
+            (prompt, tiles_of_queries(*rows, padded, prompt.unit_queries)),
+        ]
+    q = jnp.pad(q, ((0, padded - num_tokens), (0, 0), (0, 0)))
+    # Every token is written by one pass; the simulator's NaN shows one that is not.
+    out = jax.new_ref(jnp.full_like(q, jnp.nan) if interpreted else jnp.empty_like(q))
+    for geometry, queries in passes:
+        gpu_kernel.attend(
+            q, kv_blocks, kv_scales, block_table,
+            plan(queries, geometry, padded, sliding_window), out, geometry=geometry, scale=scale, sliding_window=sliding_window, interpreted=interpreted,
+        )  # fmt: skip
+    return jax.freeze(out)[:num_tokens]
+
+
+def _check_supported(q: jax.Array, dims: KvDims) -> None:
+    """Everything this backend refuses, by shapes and dtypes."""
+    group = q.shape[1] // dims.num_kv_heads
+    for is_met, need in (
+        (q.dtype == jnp.bfloat16, f"bfloat16 queries (wgmma has no float32), got {q.dtype}"),
+        (dims.block_size in BLOCK_SIZES, f"block_size in {BLOCK_SIZES}, got {dims.block_size}"),
+        (dims.head_dim in HEAD_DIMS, f"head_dim in {HEAD_DIMS}, got {dims.head_dim}"),
+        (group <= ROWS, f"at most {ROWS} query heads per kv head, got {group}"),
+    ):
+        if not is_met:
+            raise NotImplementedError(f"pallas_gpu: needs {need}; use the xla or reference backend")
+
+
+def decode_geometry(dims: KvDims, group: int, itemsize: int, tiles: Tiles) -> Geometry:
+    """As many kv heads per copy as 64 query rows and a tile have room for."""
+    run = min(dims.block_size, tiles.decode_columns)
+    heads, runs = 1, tiles.decode_columns // run
+    for more in range(2, dims.num_kv_heads + 1):
+        if dims.num_kv_heads % more or more * group > ROWS or run < dims.block_size:
+            continue
+        width = more * run
+        # Whole rows of 64 columns: values are masked 64 at a time.
+        fitting = [n for n in range(1, 9) if width * n % ROWS == 0 and width * n <= MAX_COLUMNS]
+        fitting = [n for n in fitting if width * n <= tiles.decode_columns] or fitting[:1]
+        if fitting:
+            heads, runs = more, fitting[-1]
+    return _with_stages(
+        Geometry(
+            block_size=dims.block_size,
+            group=group,
+            num_kv_heads=dims.num_kv_heads,
+            head_dim=dims.head_dim,
+            consumers=1,
+            heads=heads,
+            queries=1,
+            run=run,
+            runs=runs,
+            stages=1,
+            prefetches_queries=False,
+            programs=tiles.num_programs,
+        ),
+        itemsize,
+        tiles,
+    )
+
+
+def prompt_geometry(dims: KvDims, group: int, itemsize: int, tiles: Tiles) -> Geometry:
+    """One kv head; as many queries as fill the consumers' rows."""
+    run = min(dims.block_size, tiles.prompt_columns)
+    return _with_stages(
+        Geometry(
+            block_size=dims.block_size,
+            group=group,
+            num_kv_heads=dims.num_kv_heads,
+            head_dim=dims.head_dim,
+            consumers=tiles.prompt_consumers,
+            heads=1,
+            queries=ROWS // group,
+            run=run,
+            runs=tiles.prompt_columns // run,
+            stages=1,
+            prefetches_queries=True,
+            programs=tiles.num_programs,
+        ),
+        itemsize,
+        tiles,
+    )
+
+
+def _with_stages(geometry: Geometry, itemsize: int, tiles: Tiles) -> Geometry:
+    """As many stages as shared memory holds, for a cache of this many bytes per number."""
+    row_bytes = 2 * geometry.head_dim
+    fixed = geometry.consumers * ROWS * row_bytes * (3 if geometry.prefetches_queries else 2)
+    stage = 2 * geometry.columns * geometry.head_dim * itemsize
+    if itemsize == 1:
+        fixed += geometry.consumers * geometry.columns * row_bytes
+        stage += 2 * 4 * geometry.runs * geometry.heads * gpu_kernel.scale_width(geometry.run)
+    stages = min(tiles.max_stages, (SHARED_BYTES - fixed) // stage)
+    return replace(geometry, stages=stages)
