@@ -336,7 +336,9 @@ class _Compute(NamedTuple):
 
         def step(i: jax.Array, state: State) -> State:
             slot = lax.rem(tile + i, jnp.int32(geo.stages))
-            return self._tile(consumer, slot, seen, first_run * geo.run + i * geo.tile_tokens, state)
+            return self._tile(
+                consumer, slot, seen, first_run * geo.run + i * geo.tile_tokens, state
+            )
 
         m, denom, acc = lax.fori_loop(0, segment.num_tiles, step, nothing_seen(geo))
         safe = jnp.where(denom == 0.0, 1.0, denom)  # 0: nothing seen, and acc is 0
