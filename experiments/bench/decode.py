@@ -13,15 +13,20 @@ NUM_PAIRS = 25
 def run() -> None:
     """Both lengths of contexts."""
     for context, bar in BARS.items():
-        served = Served([context] * NUM_ROWS, [Bucket(NUM_ROWS, NUM_ROWS)])
-        plan = served.plan(dict.fromkeys(range(NUM_ROWS), 1))
-        floor = make_floor(NUM_ROWS, NUM_ROWS * context)
-        pointers = [kv.unsafe_buffer_pointer() for kv in served.executor.kv_blocks]
-        pairs = interleaved(NUM_PAIRS, lambda: served.run(plan), floor)  # noqa: B023
-        name = f"decode: greedy step of {NUM_ROWS} x {context} / floor"
-        report(name, *zip(*pairs, strict=True), bar)
-        assert pointers == [kv.unsafe_buffer_pointer() for kv in served.executor.kv_blocks]
-        print_memory(served)
+        compare(context, bar)
+
+
+def compare(context: int, bar: Bar) -> None:
+    """Rows of this length; the KV arrays must stay where they are."""
+    served = Served([context] * NUM_ROWS, [Bucket(NUM_ROWS, NUM_ROWS)])
+    plan = served.plan(dict.fromkeys(range(NUM_ROWS), 1))
+    floor = make_floor(NUM_ROWS, NUM_ROWS * context)
+    pointers = [kv.unsafe_buffer_pointer() for kv in served.executor.kv_blocks]
+    pairs = interleaved(NUM_PAIRS, lambda: served.run(plan), floor)
+    name = f"decode: greedy step of {NUM_ROWS} x {context} / floor"
+    report(name, *zip(*pairs, strict=True), bar)
+    assert pointers == [kv.unsafe_buffer_pointer() for kv in served.executor.kv_blocks]
+    print_memory(served)
 
 
 def print_memory(served: Served) -> None:

@@ -1,5 +1,7 @@
 """Decodes beside a chunk in one step, against the two in steps of their own."""
 
+from functools import partial
+
 from experiments.bench.served import BLOCK_SIZE, Served
 from experiments.bench.timing import Bar, interleaved, report
 from paxserve.device.buckets import Bucket, Buckets
@@ -28,7 +30,7 @@ def run() -> None:
     for name, buckets in (("exact buckets", exact), ("default buckets", ladder)):
         served = Served([CONTEXT] * (NUM_DECODES + 1), buckets)
         plans = [served.plan(rows) for rows in (decodes | chunk, decodes, chunk)]
-        rounds = interleaved(NUM_ROUNDS, *[lambda p=plan: served.run(p) for plan in plans])  # noqa: B023
+        rounds = interleaved(NUM_ROUNDS, *[partial(served.run, plan) for plan in plans])
         report(
             f"mixed: {NUM_DECODES} decodes at {CONTEXT} beside a chunk of {CHUNK} / alone, {name}",
             [mixed for mixed, _, _ in rounds],
