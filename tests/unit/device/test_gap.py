@@ -5,6 +5,7 @@ import pytest
 from real_builders import loaded, random_ids, real_engine, shared_real, submit_ids
 
 from paxserve.device.gap import GapMeter
+from paxserve.pack import Variant
 from paxserve.step import RowSampling
 
 
@@ -17,11 +18,12 @@ def meter():
 def test_a_greedy_gap_is_that_of_the_two_best_log_probabilities(meter):
     model = loaded("tiny")
     engine = real_engine(shared_real("tiny"), model)
-    engine.executor.warm_up(["logprobs"])
+    engine.executor.warm_up([Variant.LOGPROBS])
     prompt = random_ids(17)
     request = submit_ids(engine, prompt, max_tokens=5, logprobs=2)
     while engine.has_work:
         engine.step()
+    assert len(request.sequence.logprobs) == 5
     for position, entry in enumerate(request.sequence.logprobs):
         best, second = entry.top_logprobs
         context = (*prompt, *request.output_token_ids[:position])
