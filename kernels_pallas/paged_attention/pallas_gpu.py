@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from kernels_pallas.interpret import is_interpreted
 from kernels_pallas.paged_attention import gpu_kernel
+from kernels_pallas.paged_attention.gpu_producer import scale_width
 from kernels_pallas.paged_attention.gpu_units import (
     ROWS,
     Geometry,
@@ -109,12 +110,12 @@ def kv_scales_shape(
     num_blocks: int, block_size: int, num_kv_heads: int
 ) -> tuple[int, int, int, int]:
     """`[P, 2, K, S]` as in the plain layout, with S padded to what one copy brings."""
-    return (num_blocks, 2, num_kv_heads, gpu_kernel.scale_width(block_size))
+    return (num_blocks, 2, num_kv_heads, scale_width(block_size))
 
 
 def lay_scales(plain: jax.Array) -> jax.Array:
     """Plain scales `[P, 2, K, S]` as this layout has them; what is padded is never read."""
-    missing = gpu_kernel.scale_width(plain.shape[-1]) - plain.shape[-1]
+    missing = scale_width(plain.shape[-1]) - plain.shape[-1]
     return jnp.pad(plain, ((0, 0), (0, 0), (0, 0), (0, missing)))
 
 
@@ -170,9 +171,10 @@ def paged_attention(
     # Every token is written by one pass; the simulator's NaN shows one that is not.
     out = jax.new_ref(jnp.full_like(q, jnp.nan) if interpreted else jnp.empty_like(q))
     for geometry, queries in passes:
+        units = plan(queries, geometry, padded, sliding_window)
         gpu_kernel.attend(
-            q, kv_blocks, kv_scales, block_table,
-            plan(queries, geometry, padded, sliding_window), out, geometry=geometry, scale=scale, sliding_window=sliding_window, interpreted=interpreted,
+            q, kv_blocks, kv_scales, block_table, units, out, geometry=geometry, scale=scale,
+            sliding_window=sliding_window, interpreted=interpreted,
         )  # fmt: skip
     return jax.freeze(out)[:num_tokens]
 
@@ -253,6 +255,6 @@ def _with_stages(geometry: Geometry, itemsize: int, tiles: Tiles) -> Geometry:
     stage = 2 * geometry.columns * geometry.head_dim * itemsize
     if itemsize == 1:
         fixed += geometry.consumers * geometry.columns * row_bytes
-        stage += 2 * 4 * geometry.runs * geometry.heads * gpu_kernel.scale_width(geometry.run)
+        stage += 2 * 4 * geometry.runs * geometry.heads * scale_width(geometry.run)
     stages = min(tiles.max_stages, (SHARED_BYTES - fixed) // stage)
     return replace(geometry, stages=stages)

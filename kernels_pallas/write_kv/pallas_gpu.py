@@ -9,15 +9,13 @@ scatters the scales, 4 bytes a head, which no TMA copy can move.
 In and out: the contract in `write_kv/__init__.py`. Must not know: what a block table is.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.jax_versions import store
+from kernels_pallas.jax_versions import Ref, store
 from kernels_pallas.paged_attention.layout import KvDims, kv_dims
 from kernels_pallas.quantised import quantise
 from kernels_pallas.rotary import rotate
@@ -27,8 +25,6 @@ COPY_BYTES = 128  # alignment of a copy's memory on the chip
 
 # Layouts are given by hand: inferring them from these copies can take minutes.
 PARAMETERS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
-
-Ref = Any  # a reference to device memory: Pallas gives them no public type
 
 
 def write_kv(
