@@ -176,7 +176,7 @@ class Loads(NamedTuple):
         def step(i: jax.Array, _: None) -> None:
             slot = lax.rem(tile + i, jnp.int32(geo.stages))
             # Before any wait, so that the table is not what a copy waits for.
-            sources = self._runs(segment, row, first_run + i * geo.runs)
+            sources = self.runs(segment, row, first_run + i * geo.runs)
             for full, free, tiles, scales, offset in (
                 (memory.k_full, memory.k_free, memory.k, memory.k_scales, 0),
                 (memory.v_full, memory.v_free, memory.v, memory.v_scales, self._head_runs),
@@ -199,7 +199,7 @@ class Loads(NamedTuple):
         """Runs in the K, or the V, of a block."""
         return self.geo.num_kv_heads * self.geo.block_size // self.geo.run_rows
 
-    def _runs(self, segment: Segment, row: jax.Array, first: jax.Array) -> list[jax.Array]:
+    def runs(self, segment: Segment, row: jax.Array, first: jax.Array) -> list[jax.Array]:
         """Where the K of one tile lies in `cache`."""
         geo = self.geo
         per_block = geo.block_size // geo.run
