@@ -55,6 +55,8 @@ WGMMA = plgpu.Layout.WGMMA
 BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 MASKED = -1e30  # a row's maximum before it sees anything; finite, so differences are never NaN
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
+# Of a program that combines: columns of H, and parts loaded at once.
+COMBINED_COLUMNS, COMBINED_PARTS = 64, 4
 # Rows are reduced within a warp, so nothing is exchanged through shared memory.
 PARAMETERS = plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=512)
 
@@ -153,7 +155,7 @@ class _Compute(NamedTuple):
                 consumer, slot, seen, first_run * geo.run + i * geo.tile_tokens, state
             )
 
-        m, denom, acc = lax.fori_loop(0, segment.num_tiles, step, nothing_seen(geo))
+        m, denom, acc = lax.fori_loop(0, segment.num_tiles, step, nothing_seen(geo.head_dim))
         safe = jnp.where(denom == 0.0, 1.0, denom)  # 0: nothing seen, and acc is 0
         acc = acc / lax.broadcast_in_dim(safe, acc.shape, [0])
         staged = memory.q_raw if memory.out is None else memory.out
@@ -162,7 +164,7 @@ class _Compute(NamedTuple):
 
         @pl.when(segment.is_whole)
         def _write() -> None:
-            write_rows(geo, self.entries, segment, consumer, acc, staged, self.out)
+            write_rows(geo, self.entries, segment, consumer, acc, staged, self.out, slice(None))
 
         @pl.when(jnp.logical_not(segment.is_whole))
         def _leave_part() -> None:
@@ -337,8 +339,11 @@ def write_rows(
     rows: jax.Array,
     staged: Ref,
     out: Ref,
+    columns: Any,
 ) -> None:
-    """Send finished rows [64, H] to the tokens that are the unit's own; the caller waits."""
+    """Send finished rows [64, H], or the part of H in `columns`, to the tokens that are the unit's
+    own; the caller waits.
+    """
     staged[consumer] = rows.astype(BF16)
     plgpu.commit_smem()
     first = consumer * geo.queries
@@ -349,7 +354,7 @@ def write_rows(
 
         def send(query: int = query, lines: Any = lines) -> None:
             plgpu.copy_smem_to_gmem(
-                staged.at[consumer, lines], out.at[token + query, heads_of(geo, segment)]
+                staged.at[consumer, lines], out.at[token + query, heads_of(geo, segment), columns]
             )
 
         pl.when((first + query >= low) & (first + query < high))(send)
@@ -374,40 +379,56 @@ def combine(part: jax.Array, part_lse: jax.Array, plan: Plan, out: Ref, geo: Geo
         @pl.when((at < total) & is_first_cut)
         def _merge() -> None:
             last = lax.div(begin + segment.unit_tiles - 1, share)
+            columns = pl.ds(lax.axis_index("columns") * COMBINED_COLUMNS, COMBINED_COLUMNS)
 
-            def step(other: jax.Array, state: State) -> State:
-                m, denom, acc = state
-                place = 2 * other + (other == program - 1).astype(jnp.int32)
+            def load(other: jax.Array) -> tuple[jax.Array, jax.Array]:
+                """lse [64] and rows of another program's part; past the last one, weightless."""
+                found = jnp.minimum(other, last)
+                place = 2 * found + (found == program - 1).astype(jnp.int32)
                 lse = plgpu.load(part_lse.at[place, consumer], layout=BY_ROW, optimized=False)
-                rows = plgpu.load(part.at[place, consumer], layout=WGMMA, optimized=False)
-                new_m = jnp.maximum(m, lse)
-                decay, weight = jnp.exp2(m - new_m), jnp.exp2(lse - new_m)
-                acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-                acc = acc + rows * lax.broadcast_in_dim(weight, acc.shape, [0])
-                return new_m, denom * decay + weight, acc
+                rows = plgpu.load(
+                    part.at[place, consumer, :, columns], layout=WGMMA, optimized=False
+                )
+                return lse + jnp.where(other <= last, 0.0, MASKED), rows
 
-            _, denom, acc = lax.fori_loop(program - 1, last + 1, step, nothing_seen(geo))
+            def step(i: jax.Array, state: State) -> State:
+                m, denom, acc = state
+                # All on their way before the first is needed: latency is what this loop costs.
+                parts = [
+                    load(program - 1 + i * COMBINED_PARTS + ahead)
+                    for ahead in range(COMBINED_PARTS)
+                ]
+                for lse, rows in parts:
+                    new_m = jnp.maximum(m, lse)
+                    decay, weight = jnp.exp2(m - new_m), jnp.exp2(lse - new_m)
+                    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
+                    acc = acc + rows * lax.broadcast_in_dim(weight, acc.shape, [0])
+                    m, denom = new_m, denom * decay + weight
+                return m, denom, acc
+
+            rounds = lax.div(last - program + (1 + COMBINED_PARTS), jnp.int32(COMBINED_PARTS))
+            _, denom, acc = lax.fori_loop(0, rounds, step, nothing_seen(COMBINED_COLUMNS))
             acc = acc / lax.broadcast_in_dim(denom, acc.shape, [0])
-            write_rows(geo, entries, segment, consumer, acc, staged, out)
+            write_rows(geo, entries, segment, consumer, acc, staged, out, columns)
             plgpu.wait_smem_to_gmem(0)
 
     plgpu.kernel(
         body,
-        scratch_types=(plgpu.SMEM((geo.consumers, ROWS, geo.head_dim), BF16),),
-        grid=(geo.programs - 1,),
-        grid_names=("cut",),
+        scratch_types=(plgpu.SMEM((geo.consumers, ROWS, COMBINED_COLUMNS), BF16),),
+        grid=(geo.programs - 1, geo.head_dim // COMBINED_COLUMNS),
+        grid_names=("cut", "columns"),
         num_threads=geo.consumers,
         thread_name="warpgroup",
         compiler_params=PARAMETERS,
     )(part, part_lse, *plan, out)
 
 
-def nothing_seen(geo: Geometry) -> State:
+def nothing_seen(width: int) -> State:
     """Maximum, denominator and numerator of the online softmax before its first tile."""
     return (
         plgpu.layout_cast(jnp.full((ROWS,), MASKED, F32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS,), F32), BY_ROW),
-        plgpu.layout_cast(jnp.zeros((ROWS, geo.head_dim), F32), WGMMA),
+        plgpu.layout_cast(jnp.zeros((ROWS, width), F32), WGMMA),
     )
 
 

@@ -56,6 +56,7 @@ HEAD_DIMS = (64, 128)
 SHARED_BYTES = 227 * 1024 - 2048  # of a program on Hopper, less barriers and alignment
 MAX_STAGES = 6
 MAX_COLUMNS = 192
+MAX_PARTS = 8
 # Streaming multiprocessors, by JAX's name of the device: a program for each.
 NUM_SMS = {"NVIDIA H100 PCIe": 114}
 DEFAULT_NUM_SMS = 132  # H100 SXM and NVL, H200, GH200
@@ -156,7 +157,9 @@ def paged_attention(
 
     is_real = jnp.arange(max_rows) < num_rows
     rows = (context_lens, cu_q_lens, jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0))
-    decode = decode_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
+    decode = decode_geometry(
+        dims, group, kv_blocks.dtype.itemsize, tiles, min(num_tokens, max_rows)
+    )
     prompt = prompt_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
     padded = num_tokens
     if num_tokens <= max_rows:
@@ -192,12 +195,19 @@ def _check_supported(q: jax.Array, dims: KvDims) -> None:
             raise NotImplementedError(f"pallas_gpu: needs {need}; use the xla or reference backend")
 
 
-def decode_geometry(dims: KvDims, group: int, itemsize: int, tiles: Tiles) -> Geometry:
-    """As many kv heads per copy as 64 query rows and a tile have room for."""
+def decode_geometry(
+    dims: KvDims, group: int, itemsize: int, tiles: Tiles, num_entries: int
+) -> Geometry:
+    """As many kv heads per copy as 64 query rows and a tile have room for.
+
+    Fewer where entries are few: the heads of a unit are cut together, and a unit in more than
+    `MAX_PARTS` parts takes longer to combine than larger copies save.
+    """
+    most = max(1, num_entries * dims.num_kv_heads * MAX_PARTS // tiles.num_programs)
     run = min(dims.block_size, tiles.decode_columns)
     heads, runs = 1, tiles.decode_columns // run
     for more in range(2, dims.num_kv_heads + 1):
-        if dims.num_kv_heads % more or more * group > ROWS or run < dims.block_size:
+        if dims.num_kv_heads % more or more * group > ROWS or run < dims.block_size or more > most:
             continue
         width = more * run
         # Whole rows of 64 columns: values are masked 64 at a time.

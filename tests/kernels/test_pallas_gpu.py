@@ -189,7 +189,7 @@ def test_only_blocks_that_are_seen_are_read() -> None:
     rows = (contexts, cu_q_lens, cu_q_lens[1:] - cu_q_lens[:-1])
     read: dict[int, set[int]] = {row: set() for row in range(3)}
     for geometry, queries in (
-        (decode_geometry(dims, 3, 2, THREE), single_queries(*rows, NUM_TOKENS)),
+        (decode_geometry(dims, 3, 2, THREE, NUM_ROWS), single_queries(*rows, NUM_TOKENS)),
         (prompt_geometry(dims, 3, 2, THREE), tiles_of_queries(*rows, NUM_TOKENS, 42)),
     ):
         entries = plan(queries, geometry, NUM_TOKENS, WINDOW).entries
@@ -219,7 +219,7 @@ def test_tiles_are_dealt_out_evenly() -> None:
     q_lens = np.array([1, 1, 1, 1, 0, 1], np.int32)
     cu_q_lens = np.concatenate([[0], np.cumsum(q_lens)]).astype(np.int32)
     dims = KvDims(10, 16, 8, 128)
-    geometry = decode_geometry(dims, 4, 2, Tiles(num_programs=7))
+    geometry = decode_geometry(dims, 4, 2, Tiles(num_programs=7), 6)
     assert (geometry.heads, geometry.tile_tokens, geometry.head_steps) == (8, 16, 1)
     arrays = [jnp.asarray(x) for x in (context_lens, cu_q_lens, q_lens)]
     got = plan(single_queries(*arrays, 5), geometry, 5, None)
@@ -232,19 +232,26 @@ def test_tiles_are_dealt_out_evenly() -> None:
 
 
 def test_copies_carry_many_heads() -> None:
-    """Decodes: a copy brings all kv heads of a block that have room in 64 query rows and a tile."""
+    """Decodes: a copy brings all kv heads of a block that have room in 64 query rows and a tile; a
+    single row is cut by head first, so that no unit has more parts than it must.
+    """
     found = {}
-    for name in ("llama-3-8b", "llama-3-70b", "llama-3-70b-tp8", "qwen2.5-7b", "smollm2-135m"):
-        shape = SHAPES[f"{name}/decode_64x4k"]
-        dims = KvDims(1, shape.block_size, shape.num_kv_heads, shape.head_dim)
-        geometry = decode_geometry(dims, shape.num_heads // shape.num_kv_heads, 2, Tiles())
-        found[name] = (geometry.heads, geometry.runs, geometry.columns, geometry.stages)
+    for model in ("llama-3-8b", "llama-3-70b-tp8", "qwen2.5-7b", "smollm2-135m"):
+        for work in ("decode_64x4k", "decode_1x4k"):
+            shape = SHAPES[f"{model}/{work}"]
+            dims = KvDims(1, shape.block_size, shape.num_kv_heads, shape.head_dim)
+            group = shape.num_heads // shape.num_kv_heads
+            geometry = decode_geometry(dims, group, 2, Tiles(), shape.num_rows)
+            found[model, work] = (geometry.heads, geometry.runs, geometry.columns, geometry.stages)
     assert found == {
-        "llama-3-8b": (8, 1, 128, 3),
-        "llama-3-70b": (8, 1, 128, 3),
-        "llama-3-70b-tp8": (1, 8, 128, 3),
-        "qwen2.5-7b": (4, 2, 128, 3),
-        "smollm2-135m": (3, 4, 192, 4),
+        ("llama-3-8b", "decode_64x4k"): (8, 1, 128, 3),
+        ("llama-3-8b", "decode_1x4k"): (1, 8, 128, 3),
+        ("llama-3-70b-tp8", "decode_64x4k"): (1, 8, 128, 3),
+        ("llama-3-70b-tp8", "decode_1x4k"): (1, 8, 128, 3),
+        ("qwen2.5-7b", "decode_64x4k"): (4, 2, 128, 3),
+        ("qwen2.5-7b", "decode_1x4k"): (1, 8, 128, 3),
+        ("smollm2-135m", "decode_64x4k"): (3, 4, 192, 4),
+        ("smollm2-135m", "decode_1x4k"): (1, 8, 128, 6),
     }
 
 
@@ -253,8 +260,8 @@ def test_default_tiles_pipeline_every_shape(name: str) -> None:
     shape = SHAPES[name]
     dims = KvDims(1, shape.block_size, shape.num_kv_heads, shape.head_dim)
     itemsize = 1 if shape.is_quantised else 2
-    for geometry_of in (decode_geometry, prompt_geometry):
-        geometry = geometry_of(dims, shape.num_heads // shape.num_kv_heads, itemsize, Tiles())
+    sizes = (dims, shape.num_heads // shape.num_kv_heads, itemsize, Tiles())
+    for geometry in (decode_geometry(*sizes, shape.num_rows), prompt_geometry(*sizes)):
         assert geometry.stages >= 3
         assert geometry.columns % 64 == 0
         assert geometry.queries * geometry.rows_per_query <= 64
