@@ -5,10 +5,12 @@ a read out of bounds raises, and so does a race where they are looked for. Limit
 is not modelled, so a missing wait for it passes here. Must not know: what a kernel computes.
 """
 
+import os
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 
+import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
@@ -36,8 +38,19 @@ def is_interpreted() -> bool:
 _is_interpreted: ContextVar[bool] = ContextVar("is_interpreted", default=False)
 
 
+LEAST_THREADS = 4
+
+
 @contextmanager
 def _gpu(params: plgpu.InterpretGPUParams) -> Iterator[None]:
+    # A simulated warpgroup that waits holds a thread of JAX's CPU client, which has one per core or
+    # per device, whichever are more; with too few of them the simulation would wait forever.
+    num_threads = max(os.cpu_count() or 1, jax.local_device_count("cpu"))
+    if num_threads < LEAST_THREADS:
+        raise RuntimeError(
+            f"the simulator of GPU kernels needs {LEAST_THREADS} CPU threads, got {num_threads=}; "
+            f"set JAX_NUM_CPU_DEVICES={LEAST_THREADS} before jax starts"
+        )
     token = _is_interpreted.set(True)
     try:
         with plgpu.force_gpu_interpret_mode(params):

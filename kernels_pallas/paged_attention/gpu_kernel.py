@@ -1,4 +1,4 @@
-"""The two Hopper kernels of paged attention: tiles of K and V against query rows, and the combining.
+"""The two Hopper kernels of paged attention: tiles of K and V against query rows, and combining.
 
 Owns: what runs on the chip. `attend` is a persistent kernel of one producer warpgroup, which walks
 block tables and issues TMA copies several tiles ahead, and `consumers` warpgroups, which compute an
@@ -17,7 +17,6 @@ large. Prompts: the rows are queries times heads of one kv head; consumers share
 """
 
 import math
-from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -26,70 +25,40 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from kernels_pallas.jax_versions import transposed
+from kernels_pallas.jax_versions import Ref, transposed
+from kernels_pallas.paged_attention.gpu_producer import (
+    BF16,
+    F32,
+    Loads,
+    Memory,
+    Segment,
+    State,
+    heads_of,
+    memory_of,
+    scale_width,
+    segment_at,
+    walk,
+)
 from kernels_pallas.paged_attention.gpu_units import (
     CONTEXT,
     FIRST_RUN,
     HIGH,
     LOW,
-    NEXT,
-    NUM_TILES,
     POSITION,
-    ROW,
     ROWS,
-    START,
     TOKEN,
     Geometry,
     Plan,
 )
 
-Ref = Any  # a reference to device memory: Pallas gives them no public type
-State = tuple[jax.Array, ...]
-
-SWIZZLED = (plgpu.TilingTransform((8, 64)), plgpu.SwizzleTransform(128))  # what wgmma reads: 16 bit
 WGMMA = plgpu.Layout.WGMMA
 BY_ROW = plgpu.Layout.WGMMA.reduce(1)
 MASKED = -1e30  # a row's maximum before it sees anything; finite, so differences are never NaN
 PRODUCER_REGISTERS, CONSUMER_REGISTERS = 40, 232
+# Of a program that combines: columns of H, and parts loaded at once.
+COMBINED_COLUMNS, COMBINED_PARTS = 64, 4
 # Rows are reduced within a warp, so nothing is exchanged through shared memory.
 PARAMETERS = plgpu.CompilerParams(approx_math=True, reduction_scratch_bytes=512)
-BF16, F32 = jnp.bfloat16, jnp.float32
-
-
-class Segment(NamedTuple):
-    """A run of tiles of one unit that one program computes; scalars."""
-
-    entry: jax.Array
-    head_step: jax.Array
-    first_tile: jax.Array
-    num_tiles: jax.Array
-    unit_tiles: jax.Array
-
-    @property
-    def is_whole(self) -> jax.Array:
-        return self.num_tiles == self.unit_tiles
-
-
-class Memory(NamedTuple):
-    """Shared memory and barriers of a program."""
-
-    q_raw: Ref  # [consumers, 64, H]: as copied; a copy of few heads cannot be swizzled
-    q: Ref  # [consumers, 64, H] swizzled
-    out: Ref | None  # [consumers, 64, H]; None: it takes the place of q_raw
-    lse: Ref  # [consumers, 64] float32
-    k: Ref  # [stages, columns, H], of the cache's dtype
-    v: Ref
-    k_scales: Ref | None  # [stages, runs * heads, scale_width] float32, of a quantised cache
-    v_scales: Ref | None
-    wide: Ref | None  # [consumers, columns, H]: such a K or V as wgmma takes it
-    probs: Ref | None  # [consumers, 64, columns], where they cannot stay in registers
-    q_full: Ref  # barriers, per consumer
-    q_free: Ref
-    k_full: Ref  # per stage
-    v_full: Ref
-    k_free: Ref
-    v_free: Ref
-    v_clean: Ref
 
 
 def attend(
@@ -119,12 +88,11 @@ def attend(
     cache = [kv_blocks.reshape(-1, geo.run_rows, head_dim)]
     if kv_scales is not None:
         cache.append(kv_scales.reshape(-1, geo.heads, scale_width(geo.run)))
-    walk = _Walk(geo)
 
     def body(q_ref: Ref, cache: list[Ref], table: Ref, entries: Ref, first: Ref, sizes: Ref,
              out: Ref, part: Ref, part_lse: Ref, memory: Memory) -> None:  # fmt: skip
         group = lax.axis_index("warpgroup")
-        load = _Loads(geo, q_ref, cache, table, entries, memory)
+        load = Loads(geo, q_ref, cache, table, entries, memory)
         compute = _Compute(
             geo, entries, out, part, part_lse, memory, scale * math.log2(math.e), sliding_window
         )
@@ -132,12 +100,12 @@ def attend(
         @pl.when(group == consumers)
         def _produce() -> None:
             plgpu.set_max_registers(PRODUCER_REGISTERS, action="decrease")
-            walk(entries, first, sizes, load.segment)
+            walk(geo, entries, first, sizes, load.segment)
 
         @pl.when(group < consumers)
         def _consume() -> None:
             plgpu.set_max_registers(CONSUMER_REGISTERS, action="increase")
-            walk(entries, first, sizes, lambda *at: compute.segment(group, *at))
+            walk(geo, entries, first, sizes, lambda *at: compute.segment(group, *at))
             plgpu.wait_smem_to_gmem(0)
 
     part, part_lse = plgpu.kernel(
@@ -146,7 +114,7 @@ def attend(
             jax.ShapeDtypeStruct((2 * programs, consumers, ROWS, head_dim), F32),
             jax.ShapeDtypeStruct((2 * programs, consumers, ROWS), F32),
         ),
-        scratch_types=(_memory(geo, kv_blocks.dtype, interpreted),),
+        scratch_types=(memory_of(geo, kv_blocks.dtype, interpreted),),
         grid=(programs,),
         grid_names=("program",),
         num_threads=consumers + 1,
@@ -154,159 +122,6 @@ def attend(
         compiler_params=PARAMETERS,
     )(q, cache, block_table, *plan, out)
     combine(part, part_lse, plan, out, geo)
-
-
-def _memory(geo: Geometry, kv_dtype: jnp.dtype, interpreted: bool) -> Memory:
-    rows = (geo.consumers, ROWS, geo.head_dim)
-    tiles = (geo.stages, geo.columns, geo.head_dim)
-    is_quantised = kv_dtype != BF16
-    arrivals = geo.runs * (1 + is_quantised)
-    transforms = SWIZZLED
-    if is_quantised:
-        transforms = (
-            plgpu.TilingTransform((8, geo.head_dim)), plgpu.SwizzleTransform(geo.head_dim)
-        )  # fmt: skip
-    scales = (geo.stages, geo.runs * geo.heads, scale_width(geo.run))
-    wide = plgpu.SMEM((geo.consumers, *tiles[1:]), BF16, transforms=SWIZZLED)
-    probs = plgpu.SMEM((geo.consumers, ROWS, geo.columns), BF16, transforms=SWIZZLED)
-    return Memory(
-        q_raw=plgpu.SMEM(rows, BF16),
-        q=plgpu.SMEM(rows, BF16, transforms=SWIZZLED),
-        out=plgpu.SMEM(rows, BF16) if geo.prefetches_queries else None,
-        lse=plgpu.SMEM(rows[:2], F32),
-        k=plgpu.SMEM(tiles, kv_dtype, transforms=transforms),
-        v=plgpu.SMEM(tiles, kv_dtype, transforms=transforms),
-        k_scales=plgpu.SMEM(scales, F32) if is_quantised else None,
-        v_scales=plgpu.SMEM(scales, F32) if is_quantised else None,
-        wide=wide if is_quantised else None,
-        probs=probs if interpreted else None,
-        q_full=plgpu.Barrier(num_arrivals=geo.queries, num_barriers=geo.consumers),
-        q_free=plgpu.Barrier(num_barriers=geo.consumers),
-        k_full=plgpu.Barrier(num_arrivals=arrivals, num_barriers=geo.stages),
-        v_full=plgpu.Barrier(num_arrivals=arrivals, num_barriers=geo.stages),
-        k_free=plgpu.Barrier(num_arrivals=geo.consumers, num_barriers=geo.stages),
-        v_free=plgpu.Barrier(num_arrivals=geo.consumers, num_barriers=geo.stages),
-        v_clean=plgpu.Barrier(num_arrivals=geo.consumers),
-    )
-
-
-class _Walk:
-    """The segments of this program, in order; every warpgroup walks them by itself."""
-
-    def __init__(self, geo: Geometry) -> None:
-        self.geo = geo
-
-    def __call__(
-        self,
-        entries: Ref,
-        first: Ref,
-        sizes: Ref,
-        visit: Callable[[Segment, jax.Array, jax.Array], None],
-    ) -> None:
-        """Calls `visit(segment, number, tile)`: the how-manieth segment it is, and its first tile,
-        both counted within this program.
-        """
-        program = lax.axis_index("program")
-        share, total = sizes[0], sizes[1]
-        begin = program * share
-        end = jnp.minimum(begin + share, total)
-
-        def step(state: State) -> State:
-            at, entry, number = state
-            segment = segment_at(entries, entry, at, end)
-            visit(segment, number, at - begin)
-            at = at + segment.num_tiles
-            unit_end = entries[entry, START] + segment.unit_tiles * self.geo.head_steps
-            return at, jnp.where(at < unit_end, entry, entries[entry, NEXT]), number + 1
-
-        state = (begin, first[program], jnp.int32(0))
-        lax.while_loop(lambda state: state[0] < end, step, state)
-
-
-def segment_at(entries: Ref, entry: jax.Array, at: jax.Array, end: jax.Array) -> Segment:
-    """The segment that starts with tile `at` of all, which is in `entry`, and stops before `end`."""
-    unit_tiles = entries[entry, NUM_TILES]
-    local = at - entries[entry, START]
-    head_step = lax.div(local, unit_tiles)
-    first_tile = local - head_step * unit_tiles
-    num_tiles = jnp.minimum(unit_tiles - first_tile, end - at)
-    return Segment(entry, head_step, first_tile, num_tiles, unit_tiles)
-
-
-class _Loads(NamedTuple):
-    """The producer: copies queries, keys and values into shared memory, as far ahead as it fits."""
-
-    geo: Geometry
-    q: Ref
-    cache: list[Ref]  # [P * 2 * K * S / run_rows, run_rows, H], and scales likewise
-    table: Ref
-    entries: Ref
-    memory: Memory
-
-    def segment(self, segment: Segment, number: jax.Array, tile: jax.Array) -> None:
-        geo, memory = self.geo, self.memory
-        self._queries(segment, number)
-        row = self.entries[segment.entry, ROW]
-        first_run = self.entries[segment.entry, FIRST_RUN] + segment.first_tile * geo.runs
-
-        def step(i: jax.Array, _: None) -> None:
-            slot = lax.rem(tile + i, jnp.int32(geo.stages))
-            # Before any wait, so that the table is not what a copy waits for.
-            sources = self._runs(segment, row, first_run + i * geo.runs)
-            for full, free, tiles, scales, offset in (
-                (memory.k_full, memory.k_free, memory.k, memory.k_scales, 0),
-                (memory.v_full, memory.v_free, memory.v, memory.v_scales, self._head_runs),
-            ):
-                pl.when(tile + i >= geo.stages)(lambda free=free: plgpu.barrier_wait(free.at[slot]))
-                for index, source in enumerate(sources):
-                    for cached, place, lines in zip(
-                        self.cache, (tiles, scales), (geo.run_rows, geo.heads), strict=False
-                    ):
-                        plgpu.copy_gmem_to_smem(
-                            cached.at[source + offset],
-                            place.at[slot, pl.ds(index * lines, lines)],
-                            full.at[slot],
-                        )
-
-        lax.fori_loop(0, segment.num_tiles, step, None)
-
-    @property
-    def _head_runs(self) -> int:
-        """Runs in the K, or the V, of a block."""
-        return self.geo.num_kv_heads * self.geo.block_size // self.geo.run_rows
-
-    def _runs(self, segment: Segment, row: jax.Array, first: jax.Array) -> list[jax.Array]:
-        """Where the K of one tile lies in `cache`."""
-        geo = self.geo
-        per_block = geo.block_size // geo.run
-        found = []
-        for index in range(geo.runs):
-            block = lax.div(first + index, jnp.int32(per_block))
-            part = lax.rem(first + index, jnp.int32(per_block))
-            # Past the context the table is padding, and past the table there is nothing to ask.
-            block_id = self.table[row, jnp.minimum(block, self.table.shape[1] - 1)]
-            first_row = segment.head_step * (geo.heads * geo.block_size)
-            run = lax.div(first_row, jnp.int32(geo.run_rows)) + part
-            found.append(block_id * (2 * self._head_runs) + run)
-        return found
-
-    def _queries(self, segment: Segment, number: jax.Array) -> None:
-        geo, memory = self.geo, self.memory
-        token = self.entries[segment.entry, TOKEN]
-        for consumer in range(geo.consumers):
-            pl.when(number > 0)(lambda w=consumer: plgpu.barrier_wait(memory.q_free.at[w]))
-            for query in range(geo.queries):
-                lines = pl.ds(query * geo.rows_per_query, geo.rows_per_query)
-                plgpu.copy_gmem_to_smem(
-                    self.q.at[token + (consumer * geo.queries + query), heads_of(geo, segment)],
-                    memory.q_raw.at[consumer, lines],
-                    memory.q_full.at[consumer],
-                )
-
-
-def heads_of(geo: Geometry, segment: Segment) -> Any:
-    """The query heads of a unit, as a slice of N."""
-    return pl.ds(segment.head_step * geo.rows_per_query, geo.rows_per_query)
 
 
 class _Compute(NamedTuple):
@@ -340,7 +155,7 @@ class _Compute(NamedTuple):
                 consumer, slot, seen, first_run * geo.run + i * geo.tile_tokens, state
             )
 
-        m, denom, acc = lax.fori_loop(0, segment.num_tiles, step, nothing_seen(geo))
+        m, denom, acc = lax.fori_loop(0, segment.num_tiles, step, nothing_seen(geo.head_dim))
         safe = jnp.where(denom == 0.0, 1.0, denom)  # 0: nothing seen, and acc is 0
         acc = acc / lax.broadcast_in_dim(safe, acc.shape, [0])
         staged = memory.q_raw if memory.out is None else memory.out
@@ -349,7 +164,7 @@ class _Compute(NamedTuple):
 
         @pl.when(segment.is_whole)
         def _write() -> None:
-            write_rows(geo, self.entries, segment, consumer, acc, staged, self.out)
+            write_rows(geo, self.entries, segment, consumer, acc, staged, self.out, slice(None))
 
         @pl.when(jnp.logical_not(segment.is_whole))
         def _leave_part() -> None:
@@ -492,11 +307,6 @@ class _Seen(NamedTuple):
         return jnp.where(is_own, scores, -jnp.inf)
 
 
-def scale_width(run: int) -> int:
-    """Scales that one head's run of tokens takes in memory: a copy brings 128 bytes at least."""
-    return max(run, 32)
-
-
 def token_of(geo: Geometry, column: jax.Array) -> jax.Array:
     """Which token of the tile a column belongs to."""
     if geo.heads == 1:
@@ -517,7 +327,7 @@ def product(a: Any, b: Ref, width: int) -> jax.Array:
         result: jax.Array = acc[...]
         return result
 
-    result: jax.Array = pl.run_scoped(multiply, plgpu.ACC((ROWS, width), F32))
+    result: jax.Array = pl.run_scoped(multiply, plgpu.WGMMAAccumulatorRef((ROWS, width), F32))
     return result
 
 
@@ -529,8 +339,11 @@ def write_rows(
     rows: jax.Array,
     staged: Ref,
     out: Ref,
+    columns: Any,
 ) -> None:
-    """Send finished rows [64, H] to the tokens that are the unit's own; the caller waits."""
+    """Send finished rows [64, H], or the part of H in `columns`, to the tokens that are the unit's
+    own; the caller waits.
+    """
     staged[consumer] = rows.astype(BF16)
     plgpu.commit_smem()
     first = consumer * geo.queries
@@ -541,7 +354,7 @@ def write_rows(
 
         def send(query: int = query, lines: Any = lines) -> None:
             plgpu.copy_smem_to_gmem(
-                staged.at[consumer, lines], out.at[token + query, heads_of(geo, segment)]
+                staged.at[consumer, lines], out.at[token + query, heads_of(geo, segment), columns]
             )
 
         pl.when((first + query >= low) & (first + query < high))(send)
@@ -566,40 +379,56 @@ def combine(part: jax.Array, part_lse: jax.Array, plan: Plan, out: Ref, geo: Geo
         @pl.when((at < total) & is_first_cut)
         def _merge() -> None:
             last = lax.div(begin + segment.unit_tiles - 1, share)
+            columns = pl.ds(lax.axis_index("columns") * COMBINED_COLUMNS, COMBINED_COLUMNS)
 
-            def step(other: jax.Array, state: State) -> State:
-                m, denom, acc = state
-                place = 2 * other + (other == program - 1).astype(jnp.int32)
+            def load(other: jax.Array) -> tuple[jax.Array, jax.Array]:
+                """lse [64] and rows of another program's part; past the last one, weightless."""
+                found = jnp.minimum(other, last)
+                place = 2 * found + (found == program - 1).astype(jnp.int32)
                 lse = plgpu.load(part_lse.at[place, consumer], layout=BY_ROW, optimized=False)
-                rows = plgpu.load(part.at[place, consumer], layout=WGMMA, optimized=False)
-                new_m = jnp.maximum(m, lse)
-                decay, weight = jnp.exp2(m - new_m), jnp.exp2(lse - new_m)
-                acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
-                acc = acc + rows * lax.broadcast_in_dim(weight, acc.shape, [0])
-                return new_m, denom * decay + weight, acc
+                rows = plgpu.load(
+                    part.at[place, consumer, :, columns], layout=WGMMA, optimized=False
+                )
+                return lse + jnp.where(other <= last, 0.0, MASKED), rows
 
-            _, denom, acc = lax.fori_loop(program - 1, last + 1, step, nothing_seen(geo))
+            def step(i: jax.Array, state: State) -> State:
+                m, denom, acc = state
+                # All on their way before the first is needed: latency is what this loop costs.
+                parts = [
+                    load(program - 1 + i * COMBINED_PARTS + ahead)
+                    for ahead in range(COMBINED_PARTS)
+                ]
+                for lse, rows in parts:
+                    new_m = jnp.maximum(m, lse)
+                    decay, weight = jnp.exp2(m - new_m), jnp.exp2(lse - new_m)
+                    acc = acc * lax.broadcast_in_dim(decay, acc.shape, [0])
+                    acc = acc + rows * lax.broadcast_in_dim(weight, acc.shape, [0])
+                    m, denom = new_m, denom * decay + weight
+                return m, denom, acc
+
+            rounds = lax.div(last - program + (1 + COMBINED_PARTS), jnp.int32(COMBINED_PARTS))
+            _, denom, acc = lax.fori_loop(0, rounds, step, nothing_seen(COMBINED_COLUMNS))
             acc = acc / lax.broadcast_in_dim(denom, acc.shape, [0])
-            write_rows(geo, entries, segment, consumer, acc, staged, out)
+            write_rows(geo, entries, segment, consumer, acc, staged, out, columns)
             plgpu.wait_smem_to_gmem(0)
 
     plgpu.kernel(
         body,
-        scratch_types=(plgpu.SMEM((geo.consumers, ROWS, geo.head_dim), BF16),),
-        grid=(geo.programs - 1,),
-        grid_names=("cut",),
+        scratch_types=(plgpu.SMEM((geo.consumers, ROWS, COMBINED_COLUMNS), BF16),),
+        grid=(geo.programs - 1, geo.head_dim // COMBINED_COLUMNS),
+        grid_names=("cut", "columns"),
         num_threads=geo.consumers,
         thread_name="warpgroup",
         compiler_params=PARAMETERS,
     )(part, part_lse, *plan, out)
 
 
-def nothing_seen(geo: Geometry) -> State:
+def nothing_seen(width: int) -> State:
     """Maximum, denominator and numerator of the online softmax before its first tile."""
     return (
         plgpu.layout_cast(jnp.full((ROWS,), MASKED, F32), BY_ROW),
         plgpu.layout_cast(jnp.zeros((ROWS,), F32), BY_ROW),
-        plgpu.layout_cast(jnp.zeros((ROWS, geo.head_dim), F32), WGMMA),
+        plgpu.layout_cast(jnp.zeros((ROWS, width), F32), WGMMA),
     )
 
 

@@ -97,11 +97,11 @@ class Plan(NamedTuple):
 
 
 class Queries(NamedTuple):
-    """Entries before they are measured, arrays [entries] int32; count 0 is none."""
+    """Entries before they are measured, arrays [entries] int32; 0 queries is none."""
 
     row: jax.Array
     token: jax.Array  # the first of its own queries, among the step's tokens
-    count: jax.Array
+    num_queries: jax.Array
     position: jax.Array  # of that query in the row's context
     context: jax.Array  # 0: padding, whose output is zero
 
@@ -117,9 +117,9 @@ def plan(queries: Queries, geometry: Geometry, num_tokens: int, sliding_window: 
     if sliding_window is not None:
         lowest = jnp.maximum(queries.position - sliding_window + 1, 0)
     first_run = lowest // geometry.run
-    seen = jnp.minimum(queries.position + queries.count, queries.context)
+    seen = jnp.minimum(queries.position + queries.num_queries, queries.context)
     tiles = _ceil_div(seen - first_run * geometry.run, geometry.tile_tokens)
-    tiles = jnp.where(queries.count > 0, jnp.maximum(tiles, 1), 0)
+    tiles = jnp.where(queries.num_queries > 0, jnp.maximum(tiles, 1), 0)
     ends = jnp.cumsum(tiles, dtype=jnp.int32) * geometry.head_steps
     last_entry = ends.shape[0] - 1
 
@@ -133,7 +133,7 @@ def plan(queries: Queries, geometry: Geometry, num_tokens: int, sliding_window: 
         ROW: queries.row,
         TOKEN: token,
         LOW: low,
-        HIGH: low + queries.count,
+        HIGH: low + queries.num_queries,
         POSITION: queries.position - low,
         CONTEXT: queries.context,
         FIRST_RUN: first_run,
@@ -160,7 +160,7 @@ def single_queries(
     return Queries(
         row=row,
         token=jnp.minimum(cu_q_lens[:-1], num_tokens - 1),
-        count=(q_lens == 1).astype(jnp.int32),
+        num_queries=(q_lens == 1).astype(jnp.int32),
         position=context_lens - 1,
         context=context_lens,
     )
@@ -173,9 +173,9 @@ def every_query(
     token = jnp.arange(num_tokens, dtype=jnp.int32)
     row, is_real = _row_of(token, cu_q_lens, q_lens)
     return Queries(
-        row=row,
+        row=jnp.where(is_real, row, 0),
         token=token,
-        count=jnp.ones_like(token),
+        num_queries=jnp.ones_like(token),
         position=jnp.where(is_real, context_lens[row] - cu_q_lens[row + 1] + token, 0),
         context=jnp.where(is_real, context_lens[row], 0),
     )
@@ -206,7 +206,7 @@ def tiles_of_queries(
     return Queries(
         row=jnp.where(is_padding, 0, row),
         token=jnp.where(is_entry, starts[row] + offset, 0),
-        count=count,
+        num_queries=count,
         position=jnp.where(is_padding, 0, contexts[row] - lens[row] + offset),
         context=contexts[row],
     )

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 
 from kernels_pallas.interpret import is_interpreted
 from kernels_pallas.paged_attention import gpu_kernel
+from kernels_pallas.paged_attention.gpu_producer import scale_width
 from kernels_pallas.paged_attention.gpu_units import (
     ROWS,
     Geometry,
@@ -55,6 +56,7 @@ HEAD_DIMS = (64, 128)
 SHARED_BYTES = 227 * 1024 - 2048  # of a program on Hopper, less barriers and alignment
 MAX_STAGES = 6
 MAX_COLUMNS = 192
+MAX_PARTS = 8
 # Streaming multiprocessors, by JAX's name of the device: a program for each.
 NUM_SMS = {"NVIDIA H100 PCIe": 114}
 DEFAULT_NUM_SMS = 132  # H100 SXM and NVL, H200, GH200
@@ -109,12 +111,12 @@ def kv_scales_shape(
     num_blocks: int, block_size: int, num_kv_heads: int
 ) -> tuple[int, int, int, int]:
     """`[P, 2, K, S]` as in the plain layout, with S padded to what one copy brings."""
-    return (num_blocks, 2, num_kv_heads, gpu_kernel.scale_width(block_size))
+    return (num_blocks, 2, num_kv_heads, scale_width(block_size))
 
 
 def lay_scales(plain: jax.Array) -> jax.Array:
     """Plain scales `[P, 2, K, S]` as this layout has them; what is padded is never read."""
-    missing = gpu_kernel.scale_width(plain.shape[-1]) - plain.shape[-1]
+    missing = scale_width(plain.shape[-1]) - plain.shape[-1]
     return jnp.pad(plain, ((0, 0), (0, 0), (0, 0), (0, missing)))
 
 
@@ -155,7 +157,9 @@ def paged_attention(
 
     is_real = jnp.arange(max_rows) < num_rows
     rows = (context_lens, cu_q_lens, jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0))
-    decode = decode_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
+    decode = decode_geometry(
+        dims, group, kv_blocks.dtype.itemsize, tiles, min(num_tokens, max_rows)
+    )
     prompt = prompt_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
     padded = num_tokens
     if num_tokens <= max_rows:
@@ -170,9 +174,10 @@ def paged_attention(
     # Every token is written by one pass; the simulator's NaN shows one that is not.
     out = jax.new_ref(jnp.full_like(q, jnp.nan) if interpreted else jnp.empty_like(q))
     for geometry, queries in passes:
+        units = plan(queries, geometry, padded, sliding_window)
         gpu_kernel.attend(
-            q, kv_blocks, kv_scales, block_table,
-            plan(queries, geometry, padded, sliding_window), out, geometry=geometry, scale=scale, sliding_window=sliding_window, interpreted=interpreted,
+            q, kv_blocks, kv_scales, block_table, units, out, geometry=geometry, scale=scale,
+            sliding_window=sliding_window, interpreted=interpreted,
         )  # fmt: skip
     return jax.freeze(out)[:num_tokens]
 
@@ -190,12 +195,19 @@ def _check_supported(q: jax.Array, dims: KvDims) -> None:
             raise NotImplementedError(f"pallas_gpu: needs {need}; use the xla or reference backend")
 
 
-def decode_geometry(dims: KvDims, group: int, itemsize: int, tiles: Tiles) -> Geometry:
-    """As many kv heads per copy as 64 query rows and a tile have room for."""
+def decode_geometry(
+    dims: KvDims, group: int, itemsize: int, tiles: Tiles, num_entries: int
+) -> Geometry:
+    """As many kv heads per copy as 64 query rows and a tile have room for.
+
+    Fewer where entries are few: the heads of a unit are cut together, and a unit in more than
+    `MAX_PARTS` parts takes longer to combine than larger copies save.
+    """
+    most = max(1, num_entries * dims.num_kv_heads * MAX_PARTS // tiles.num_programs)
     run = min(dims.block_size, tiles.decode_columns)
     heads, runs = 1, tiles.decode_columns // run
     for more in range(2, dims.num_kv_heads + 1):
-        if dims.num_kv_heads % more or more * group > ROWS or run < dims.block_size:
+        if dims.num_kv_heads % more or more * group > ROWS or run < dims.block_size or more > most:
             continue
         width = more * run
         # Whole rows of 64 columns: values are masked 64 at a time.
@@ -253,6 +265,6 @@ def _with_stages(geometry: Geometry, itemsize: int, tiles: Tiles) -> Geometry:
     stage = 2 * geometry.columns * geometry.head_dim * itemsize
     if itemsize == 1:
         fixed += geometry.consumers * geometry.columns * row_bytes
-        stage += 2 * 4 * geometry.runs * geometry.heads * gpu_kernel.scale_width(geometry.run)
+        stage += 2 * 4 * geometry.runs * geometry.heads * scale_width(geometry.run)
     stages = min(tiles.max_stages, (SHARED_BYTES - fixed) // stage)
     return replace(geometry, stages=stages)

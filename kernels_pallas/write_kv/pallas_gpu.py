@@ -9,14 +9,13 @@ scatters the scales, 4 bytes a head, which no TMA copy can move.
 In and out: the contract in `write_kv/__init__.py`. Must not know: what a block table is.
 """
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from kernels_pallas.jax_versions import Ref, store
 from kernels_pallas.paged_attention.layout import KvDims, kv_dims
 from kernels_pallas.quantised import quantise
 from kernels_pallas.rotary import rotate
@@ -24,7 +23,8 @@ from kernels_pallas.rotary import rotate
 ROWS = 64  # (token, kv head) of a program: what one warpgroup holds as a matrix
 COPY_BYTES = 128  # alignment of a copy's memory on the chip
 
-Ref = Any  # a reference to device memory: Pallas gives them no public type
+# Layouts are given by hand: inferring them from these copies can take minutes.
+PARAMETERS = plgpu.CompilerParams(lowering_semantics=plgpu.LoweringSemantics.Lane)
 
 
 def write_kv(
@@ -79,7 +79,7 @@ def _scatter(
 ) -> jax.Array:
     """Numbers of the cache's dtype into their slots."""
     num_heads, head_dim = dims.num_kv_heads, dims.head_dim
-    tokens = ROWS // num_heads
+    tokens = 1 << ((ROWS // num_heads).bit_length() - 1)
     missing = max(0, tokens - k.shape[0])
     num_tokens = k.shape[0] + missing
     num_slots = dims.num_blocks * dims.block_size
@@ -96,13 +96,16 @@ def _scatter(
         for source, place in zip(inputs, staged, strict=True):
             lines = pl.ds(first * num_heads, used)
             plgpu.copy_gmem_to_smem(source.at[lines], place.at[pl.ds(0, used)], full)
-        places = [slots_ref[first + i] for i in range(tokens)]
         plgpu.barrier_wait(full)
         if rotation is not None:
             _rotate(*staged[:1], *staged[2:])
-        for i, slot in enumerate(places):
 
-            def send(i: int = i, slot: jax.Array = slot) -> None:
+        @pl.loop(0, tokens)
+        def _token(i: jax.Array) -> None:
+            slot = slots_ref[first + i]
+
+            @pl.when((slot < num_slots) & (first + i >= wanted))
+            def _send() -> None:
                 block = lax.div(slot, jnp.int32(dims.block_size))
                 offset = lax.rem(slot, jnp.int32(dims.block_size))
                 for which in range(2):
@@ -111,7 +114,6 @@ def _scatter(
                         cache.at[block * 2 + which, :, offset],
                     )
 
-            pl.when((slot < num_slots) & (first + i >= wanted))(send)
         plgpu.wait_smem_to_gmem(0)
 
     cache = jax.new_ref(kv_blocks.reshape(-1, num_heads, dims.block_size, head_dim))
@@ -125,6 +127,7 @@ def _scatter(
         grid_names=("program",),
         num_threads=1,
         thread_name="warpgroup",
+        compiler_params=PARAMETERS,
     )(slots, rows, cache)
     return jax.freeze(cache).reshape(kv_blocks.shape)
 
@@ -147,6 +150,6 @@ def _rotate(keys: Ref, cos: Ref, sin: Ref) -> None:
     )
     c = plgpu.load(cos, layout=layout, optimized=False)
     s = plgpu.load(sin, layout=layout, optimized=False)
-    keys[:, pl.ds(0, half)] = (first * c - second * s).astype(keys.dtype)
-    keys[:, pl.ds(half, half)] = (second * c + first * s).astype(keys.dtype)
+    store(keys.at[:, pl.ds(0, half)], (first * c - second * s).astype(keys.dtype))
+    store(keys.at[:, pl.ds(half, half)], (second * c + first * s).astype(keys.dtype))
     plgpu.commit_smem()

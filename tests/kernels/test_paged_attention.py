@@ -177,7 +177,14 @@ def test_one_compile_serves_all_contexts(backend: str) -> None:
 
 
 def test_auto_choice_is_a_backend(backend: str) -> None:
-    assert [choose_backend(name) for name in ("cpu", "gpu", "tpu")] == ["xla", "xla", "pallas_tpu"]
+    chosen = {name: choose_backend(name) for name in ("cpu", "gpu", "cuda", "rocm", "tpu")}
+    assert chosen == {
+        "cpu": "xla",
+        "gpu": "pallas_gpu",
+        "cuda": "pallas_gpu",
+        "rocm": "xla",
+        "tpu": "pallas_tpu",
+    }
     with pytest.raises(ValueError, match="platform='quantum'"):
         choose_backend("quantum")
     assert backend_module(backend).__name__.endswith(backend)

@@ -5,10 +5,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas.paged_attention import backend_module, check_batch, paged_attention
+from kernels_pallas.paged_attention import check_batch, paged_attention
 from kernels_pallas.paged_attention.layout import kv_dims, kv_scales_shape, kv_shape
 from kernels_pallas.problems import make_problem
-from kernels_pallas.write_kv import backend_module as write_backend_module
 
 GOOD = {
     "q": jnp.zeros((5, 4, 8)),
@@ -61,13 +60,6 @@ def test_good_arguments_pass() -> None:
 def test_wrong_arguments(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         paged_attention(**{**GOOD, "scale": 1.0, "backend": "xla", **change})
-
-
-@pytest.mark.parametrize("backend", ["pallas_gpu"])
-def test_planned_backends_say_so(backend: str) -> None:
-    for chosen in (backend_module, write_backend_module):
-        with pytest.raises(NotImplementedError, match=f"backend='{backend}' does not exist yet"):
-            chosen(backend)
 
 
 def test_kv_dims_inverts_kv_shape() -> None:
