@@ -30,6 +30,8 @@ from kernels_pallas.paged_attention.gpu_units import (
     tiles_of_queries,
 )
 from kernels_pallas.paged_attention.layout import (
+    KV_HEADS_AXIS,
+    SCALES_HEADS_AXIS,
     KvDims,
     kv_dims,
     kv_shape,
@@ -38,6 +40,8 @@ from kernels_pallas.paged_attention.layout import (
 )
 
 __all__ = [
+    "KV_HEADS_AXIS",
+    "SCALES_HEADS_AXIS",
     "Tiles",
     "candidate_tiles",
     "default_tiles",
@@ -51,7 +55,7 @@ __all__ = [
     "plain_scales",
 ]
 
-BLOCK_SIZES = (16, 32, 64, 128)
+SMALL_BLOCKS = (16, 32, 64)  # larger ones are cut into runs of 128
 HEAD_DIMS = (64, 128)
 SHARED_BYTES = 227 * 1024 - 2048  # of a program on Hopper, less barriers and alignment
 MAX_STAGES = 6
@@ -185,9 +189,13 @@ def paged_attention(
 def _check_supported(q: jax.Array, dims: KvDims) -> None:
     """Everything this backend refuses, by shapes and dtypes."""
     group = q.shape[1] // dims.num_kv_heads
+    size = dims.block_size
     for is_met, need in (
         (q.dtype == jnp.bfloat16, f"bfloat16 queries (wgmma has no float32), got {q.dtype}"),
-        (dims.block_size in BLOCK_SIZES, f"block_size in {BLOCK_SIZES}, got {dims.block_size}"),
+        (
+            size in SMALL_BLOCKS or size % 128 == 0,
+            f"block_size in {SMALL_BLOCKS} or a multiple of 128, got {size}",
+        ),
         (dims.head_dim in HEAD_DIMS, f"head_dim in {HEAD_DIMS}, got {dims.head_dim}"),
         (group <= ROWS, f"at most {ROWS} query heads per kv head, got {group}"),
     ):

@@ -75,6 +75,7 @@ def check(problem: Problem, tiles: Tiles) -> None:
     [
         ("decodes", FIVE, {"padding": "none", "num_heads": 9, "num_kv_heads": 3}),
         ("chunks", THREE, {"table": "shared", "sliding_window": 21, "block_size": 32}),
+        ("chunks", THREE, {"block_size": 256}),
         ("mixed", ONE, {"num_heads": 7, "num_kv_heads": 1, "head_dim": 128, "block_size": 128}),
         ("nothing", THREE, {}),
         ("skewed", FIVE, {"padding": "none", "num_heads": 8, "num_kv_heads": 8, "block_size": 64}),
@@ -290,7 +291,7 @@ def test_scales_are_padded_to_a_copy() -> None:
     ("sizes", "message"),
     [
         ({"dtype": jnp.float32}, r"bfloat16 queries \(wgmma has no float32\), got float32"),
-        ({"block_size": 8}, r"block_size in \(16, 32, 64, 128\), got 8"),
+        ({"block_size": 8}, r"block_size in \(16, 32, 64\) or a multiple of 128, got 8"),
         ({"head_dim": 96}, r"head_dim in \(64, 128\), got 96"),
         ({"num_heads": 65, "num_kv_heads": 1}, "at most 64 query heads per kv head, got 65"),
     ],
