@@ -8,6 +8,7 @@ module imports nothing.
 # several processes, as none of them owns a chip.
 COMPILE_ENVIRONMENT = {
     "JAX_PLATFORMS": "cpu",
+    "JAX_NUM_CPU_DEVICES": "4",  # threads of the simulated GPU
     "TPU_SKIP_MDS_QUERY": "1",
     "TPU_ACCELERATOR_TYPE": "v5litepod-4",
     "TPU_WORKER_HOSTNAMES": "localhost",

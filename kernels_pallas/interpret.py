@@ -24,10 +24,24 @@ def interpreted(backend: str, *, detect_races: bool = False) -> AbstractContextM
     """
     match backend:
         case "pallas_tpu":
-            return pltpu.force_tpu_interpret_mode(pltpu.InterpretParams(detect_races=detect_races))
+            params = pltpu.InterpretParams(detect_races=detect_races)
+            return _uncached(pltpu.force_tpu_interpret_mode(params))
         case "pallas_gpu":
-            return _gpu(plgpu.InterpretGPUParams(detect_races=detect_races))
+            return _uncached(_gpu(plgpu.InterpretGPUParams(detect_races=detect_races)))
     return nullcontext()
+
+
+@contextmanager
+def _uncached(simulated: AbstractContextManager[None]) -> Iterator[None]:
+    """A simulated program calls back into this process: kept on disk, it would crash another."""
+    name = "jax_persistent_cache_min_compile_time_secs"
+    before = getattr(jax.config, name)
+    jax.config.update(name, float("inf"))
+    try:
+        with simulated:
+            yield
+    finally:
+        jax.config.update(name, before)
 
 
 def is_interpreted() -> bool:
