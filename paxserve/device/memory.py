@@ -14,8 +14,17 @@ from paxserve.models.config import ModelConfig
 
 
 def choose_backend(kernel: str) -> tuple[str, str]:
-    """The attention backend that a kernel setting stands for, and the platform it runs on."""
+    """The attention backend that a kernel setting stands for, and the platform it runs on.
+
+    Raises:
+        NotImplementedError: the kernel is for another platform.
+    """
     platform = jax.devices()[0].platform
+    needed = {"pallas_tpu": ("tpu",), "pallas_gpu": ("gpu", "cuda")}.get(kernel)
+    if needed is not None and platform not in needed:
+        raise NotImplementedError(
+            f"kernel={kernel} runs on {needed[0]}, but the device is a {platform}: use auto, or xla"
+        )
     return (attention_backend(platform) if kernel == "auto" else kernel), platform
 
 

@@ -65,7 +65,11 @@ def prompt(num_tokens, seed=0):
         ({"batching": "orca"}, ValueError, "choose one of alternating, chunked_prefill, "),
         ({"batching": "nowhere:Orca"}, ValueError, "batching=nowhere:Orca cannot be imported"),
         ({"kernel": "cutlass"}, ValueError, "backend='cutlass' is unknown; use one of"),
-        ({"kernel": "pallas_tpu"}, NotImplementedError, "backend='pallas_tpu' does not exist yet"),
+        (
+            {"kernel": "pallas_tpu"},
+            NotImplementedError,
+            "kernel=pallas_tpu runs on tpu",
+        ),
         ({"max_model_len": 4096}, ValueError, "max_model_len=4096 is beyond the model's 2048"),
         (
             {"batching": "textbook", "max_num_batched_tokens": 64, "token_buckets": ()},
