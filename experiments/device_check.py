@@ -100,7 +100,7 @@ def check_numerics(backend: str, share_s: float) -> list[dict[str, Any]]:
             rows.append({"check": str(check), "verdict": "not run: out of time"})
             continue
         outcome = run_check(replace(check, target="here"))
-        print(f"{outcome.verdict:6} {outcome.check}: {outcome.detail}", flush=True)
+        print(f"{outcome.verdict:6} {outcome.check}: {outcome.summary}", flush=True)
         rows.append({"check": str(check), "verdict": outcome.verdict, "detail": outcome.detail})
     return rows
 

@@ -147,16 +147,16 @@ def prepare_ours(shape: AttentionShape, backend: str, *, tiles: Any = None) -> P
     """Our kernel with these tiles (None: its own choice) on a cache whose blocks lie in random
     order, every slot filled; what `seconds_per_call` takes.
     """
-    module = backend_module(backend)
+    layout = backend_module(backend).LAYOUT
     keys = jax.random.split(jax.random.key(0), 3)
     kv_dtype = jnp.dtype(shape.kv_dtype)
-    kv_shape = module.kv_shape(
+    kv_shape = layout.kv_shape(
         shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim
     )
     kv_blocks = jax.random.normal(keys[0], kv_shape, jnp.bfloat16).astype(kv_dtype)
     kv_scales = None
     if kv_dtype in QUANTISED_DTYPES:
-        scales_shape = module.kv_scales_shape(
+        scales_shape = layout.kv_scales_shape(
             shape.num_blocks, shape.block_size, shape.num_kv_heads
         )
         kv_scales = jax.random.uniform(keys[1], scales_shape)
@@ -176,7 +176,7 @@ def prepare_ours(shape: AttentionShape, backend: str, *, tiles: Any = None) -> P
 
 def prepared_shapes(shape: AttentionShape, backend: str) -> tuple[jax.ShapeDtypeStruct, ...]:
     """q, kv_blocks and block_table of that call, as shapes and dtypes."""
-    kv_shape = backend_module(backend).kv_shape(
+    kv_shape = backend_module(backend).LAYOUT.kv_shape(
         shape.num_blocks, shape.block_size, shape.num_kv_heads, shape.head_dim
     )
     dims = (shape.num_tokens, shape.num_heads, shape.head_dim)

@@ -6,7 +6,7 @@ another process. Out: an `Outcome` each. Must not know: how they are spread over
 are shown.
 
     numerics   a case of `cases.py` in interpret mode against dense attention; races raise
-    write      `write_kv` in interpret mode against the reference, bit for bit
+    write      `write_kv` in interpret mode against the reference, every slot of the cache
     compile    a shape of `shapes.py` compiled for a target of `compile_targets.py`
 """
 
@@ -21,13 +21,13 @@ import jax.numpy as jnp
 
 from kernels_pallas import cases, compile_targets
 from kernels_pallas.interpret import interpreted
-from kernels_pallas.paged_attention import BACKENDS, backend_module, paged_attention
+from kernels_pallas.paged_attention import backend_module, choose_backend, paged_attention
 from kernels_pallas.quantised import QUANTISED_DTYPES
 from kernels_pallas.shapes import SHAPES, AttentionShape
 from kernels_pallas.tolerances import tolerance
 from kernels_pallas.write_kv import write_kv
 
-BACKEND_OF = {"tpu": "pallas_tpu", "cuda": "pallas_gpu"}
+PALLAS = ("pallas_tpu", "pallas_gpu")
 # Shapes and cases that stand for the rest where time is short.
 QUICK_SHAPES = (
     "smollm2-135m/mixed_64+512",
@@ -76,17 +76,21 @@ class Outcome:
     seconds: float
     detail: str
 
+    @property
+    def summary(self) -> str:
+        """The detail in a line: of nested errors the innermost."""
+        errors = [line.strip() for line in self.detail.splitlines() if "Error: " in line]
+        return (errors or self.detail.splitlines() or [""])[-1]
+
 
 def checks(*, quick: bool) -> Iterator[Check]:
     """All checks, or those that stand for the rest."""
-    for backend in BACKEND_OF.values():
-        if backend in BACKENDS:
-            yield from interpreted_checks(backend, quick=quick)
+    for backend in PALLAS:
+        yield from interpreted_checks(backend, quick=quick)
     for target in QUICK_TARGETS if quick else compile_targets.KERNEL_TARGETS:
-        backend = BACKEND_OF[compile_targets.TARGETS[target].platform]
-        if backend in BACKENDS:
-            for subject in QUICK_SHAPES if quick else SHAPES:
-                yield Check(kind="compile", backend=backend, subject=subject, target=target)
+        backend = choose_backend(compile_targets.TARGETS[target].platform)
+        for subject in QUICK_SHAPES if quick else SHAPES:
+            yield Check(kind="compile", backend=backend, subject=subject, target=target)
 
 
 def interpreted_checks(backend: str, *, quick: bool) -> Iterator[Check]:
@@ -145,7 +149,7 @@ def _write(check: Check) -> tuple[str, str]:
     num_blocks, num_kv_heads, head_dim = 6, 2, check.sizes["head_dim"]
     written = {}
     for backend in ("reference", check.backend):
-        layout = backend_module(backend)
+        layout = backend_module(backend).LAYOUT
         keys = jax.random.split(jax.random.key(0), 5)
         plain = jax.random.normal(keys[0], (num_blocks, 2, num_kv_heads, block_size, head_dim))
         scales = jax.random.normal(keys[1], plain.shape[:-1])
@@ -178,7 +182,7 @@ def abstract_arguments(shape: AttentionShape, backend: str) -> tuple[Any, ...]:
     """q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, and kv_scales or None, as
     shapes and dtypes. T and R are padded up to a multiple of 8, as a bucket would.
     """
-    module = backend_module(backend)
+    layout = backend_module(backend).LAYOUT
     num_rows = -(-shape.num_rows // 8) * 8
     num_tokens = max(num_rows, -(-shape.num_tokens // 8) * 8)
     kv = (shape.num_blocks, shape.block_size, shape.num_kv_heads)
@@ -188,12 +192,12 @@ def abstract_arguments(shape: AttentionShape, backend: str) -> tuple[Any, ...]:
 
     return (
         array((num_tokens, shape.num_heads, shape.head_dim), shape.dtype),
-        array(module.kv_shape(*kv, shape.head_dim), shape.kv_dtype),
+        array(layout.kv_shape(*kv, shape.head_dim), shape.kv_dtype),
         array((num_rows, shape.blocks_per_row), "int32"),
         array((num_rows,), "int32"),
         array((num_rows + 1,), "int32"),
         array((), "int32"),
-        array(module.kv_scales_shape(*kv), "float32") if shape.is_quantised else None,
+        array(layout.kv_scales_shape(*kv), "float32") if shape.is_quantised else None,
     )
 
 

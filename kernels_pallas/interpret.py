@@ -24,8 +24,7 @@ def interpreted(backend: str, *, detect_races: bool = False) -> AbstractContextM
     """
     match backend:
         case "pallas_tpu":
-            params = pltpu.InterpretParams(detect_races=detect_races)
-            return _uncached(pltpu.force_tpu_interpret_mode(params))
+            return _uncached(_tpu(pltpu.InterpretParams(detect_races=detect_races)))
         case "pallas_gpu":
             return _uncached(_gpu(plgpu.InterpretGPUParams(detect_races=detect_races)))
     return nullcontext()
@@ -50,6 +49,16 @@ def is_interpreted() -> bool:
 
 
 _is_interpreted: ContextVar[bool] = ContextVar("is_interpreted", default=False)
+
+
+@contextmanager
+def _tpu(params: pltpu.InterpretParams) -> Iterator[None]:
+    try:
+        with pltpu.force_tpu_interpret_mode(params):
+            yield
+    except BaseException:
+        pltpu.reset_tpu_interpret_mode_state()  # else the next simulation starts in this one's
+        raise
 
 
 LEAST_THREADS = 4

@@ -56,7 +56,7 @@ class Problem:
         shape = (self.num_blocks, 2, self.num_kv_heads, self.block_size, self.q.shape[-1])
         empty = 77.0 if self.kv_dtype == jnp.int8 else np.nan
         plain = self._filled(np.full(shape, empty, np.float32), self.stored)
-        return backend_module(backend).lay_kv(jnp.asarray(plain).astype(self.kv_dtype))
+        return backend_module(backend).LAYOUT.lay_kv(jnp.asarray(plain).astype(self.kv_dtype))
 
     def kv_scales(self, backend: str) -> jax.Array | None:
         """The backend's array of scales, NaN outside the contexts."""
@@ -64,7 +64,7 @@ class Problem:
             return None
         shape = (self.num_blocks, 2, self.num_kv_heads, self.block_size)
         plain = self._filled(np.full(shape, np.nan, np.float32), self.scales)
-        return backend_module(backend).lay_scales(jnp.asarray(plain))
+        return backend_module(backend).LAYOUT.lay_scales(jnp.asarray(plain))
 
     def _filled(self, plain: Floats, rows: list[NDArray[np.float32]]) -> Floats:
         for row, values in enumerate(rows):

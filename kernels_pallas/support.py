@@ -1,7 +1,8 @@
-"""What each backend can do, found by asking it: the table in README.
+"""What each backend can do, found by asking it: `kernel=auto`, and a table.
 
-Owns: the list of cases, and the question. A backend that cannot raises NotImplementedError when it
-is traced, so nothing is compiled or run. Out: the reasons. Must not know: why.
+Owns: the question, and the list of cases of `paxserve check-kernels --support`. A backend that
+cannot raises NotImplementedError when it is traced, so nothing is compiled or run. Out: the
+reasons. Must not know: why.
 """
 
 from collections.abc import Iterator, Mapping
@@ -14,8 +15,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas import compile_targets
-from kernels_pallas.checks import BACKEND_OF, abstract_arguments
-from kernels_pallas.paged_attention import BACKENDS, paged_attention
+from kernels_pallas.checks import PALLAS, abstract_arguments
+from kernels_pallas.paged_attention import BACKENDS, choose_backend, paged_attention
 from kernels_pallas.shapes import AttentionShape, shape_of
 from kernels_pallas.write_kv import write_kv
 
@@ -47,38 +48,52 @@ CASES: Mapping[str, AttentionShape] = MappingProxyType(
 class Column(NamedTuple):
     """A backend, on a kind of device where that matters."""
 
+    heading: str
     backend: str
-    target: str | None
-
-    def __str__(self) -> str:
-        """Its heading."""
-        return self.backend if self.target is None else f"{self.backend} {self.target}"
+    device_kind: str | None = None
 
 
 def columns() -> Iterator[Column]:
     """Backends that run anywhere, then each Pallas backend on its targets."""
-    yield from (Column(b, None) for b in BACKENDS if b not in BACKEND_OF.values())
-    for target in compile_targets.KERNEL_TARGETS:
-        backend = BACKEND_OF[compile_targets.TARGETS[target].platform]
-        if backend in BACKENDS:
-            yield Column(backend, target)
+    yield from (Column(backend, backend) for backend in BACKENDS if backend not in PALLAS)
+    for name in compile_targets.KERNEL_TARGETS:
+        target = compile_targets.TARGETS[name]
+        backend = choose_backend(target.platform)
+        yield Column(f"{backend} {name}", backend, target.device_kind)
 
 
-def why_not(column: Column, shape: AttentionShape) -> str | None:
+class Choice(NamedTuple):
+    """What `kernel=auto` stands for; `why` says why it is not the platform's own kernel."""
+
+    backend: str
+    why: str | None
+
+
+def choose(platform: str, device_kind: str, shape: AttentionShape) -> Choice:
+    """The platform's backend where it can run this shape, else xla.
+
+    Raises:
+        ValueError: an unknown platform.
+    """
+    backend = choose_backend(platform)
+    why = None if backend not in PALLAS else why_not(backend, device_kind, shape)
+    return Choice(backend if why is None else "xla", why)
+
+
+def why_not(backend: str, device_kind: str | None, shape: AttentionShape) -> str | None:
     """The reason why a backend cannot write and read this shape; None: it can."""
-    kind = column.target and compile_targets.TARGETS[column.target].device_kind
     try:
-        q, kv_blocks, *table, kv_scales = abstract_arguments(shape, column.backend)
+        q, kv_blocks, *table, kv_scales = abstract_arguments(shape, backend)
         tokens = jax.ShapeDtypeStruct((q.shape[0], shape.num_kv_heads, shape.head_dim), q.dtype)
         slots = jax.ShapeDtypeStruct(q.shape[:1], jnp.int32)
-        write = partial(write_kv, backend=column.backend, device_kind=kind)
+        write = partial(write_kv, backend=backend, device_kind=device_kind)
         jax.eval_shape(write, kv_blocks, tokens, tokens, slots, kv_scales=kv_scales)
         attend = partial(
             paged_attention,
             scale=1.0,
             sliding_window=shape.sliding_window,
-            backend=column.backend,
-            device_kind=kind,
+            backend=backend,
+            device_kind=device_kind,
         )
         jax.eval_shape(attend, q, kv_blocks, *table, kv_scales=kv_scales)
     except NotImplementedError as error:
@@ -89,17 +104,16 @@ def why_not(column: Column, shape: AttentionShape) -> str | None:
 def table() -> list[str]:
     """The lines of a Markdown table; below it the reason of each `no`."""
     heads = list(columns())
-    lines = ["| | " + " | ".join(map(str, heads)) + " |", "|---" * (len(heads) + 1) + "|"]
+    lines = [
+        "| | " + " | ".join(head.heading for head in heads) + " |",
+        "|---" * (len(heads) + 1) + "|",
+    ]
     reasons: dict[str, int] = {}
     for name, shape in CASES.items():
         cells = []
         for column in heads:
-            reason = why_not(column, shape)
+            reason = why_not(column.backend, column.device_kind, shape)
             number = None if reason is None else reasons.setdefault(reason, len(reasons) + 1)
             cells.append("yes" if number is None else f"no ({number})")
         lines.append(f"| {name} | " + " | ".join(cells) + " |")
     return [*lines, "", *[f"{number}. {reason}" for reason, number in reasons.items()]]
-
-
-if __name__ == "__main__":
-    print("\n".join(table()))

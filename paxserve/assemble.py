@@ -4,6 +4,8 @@ Owns: which part gets what. In: a loaded model, settings, policies. Out: an `Eng
 Hydra, files, how the engine will be driven. jax is imported only when a real executor is built.
 """
 
+from typing import TYPE_CHECKING
+
 from paxserve.clock import VirtualClock, WallClock
 from paxserve.device.buckets import Buckets
 from paxserve.engine import Engine
@@ -14,7 +16,10 @@ from paxserve.models.load import LoadedModel
 from paxserve.notices import Notices, Say
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings
-from paxserve.sizing import check_host_pool, num_host_blocks, pool_size
+from paxserve.sizing import PoolSize, check_host_pool, num_host_blocks, pool_size
+
+if TYPE_CHECKING:
+    from kernels_pallas.support import Choice
 
 DEFAULT_BUDGET = 512
 
@@ -41,43 +46,15 @@ def real_engine(
 
     Raises:
         ValueError: sizes that do not fit the model, the memory, or each other.
-        NotImplementedError: a kernel that does not exist yet.
+        NotImplementedError: a kernel that cannot run this model, or for another platform.
     """
     from paxserve.device import memory
-    from paxserve.device.kv_blocks import KvLayout, kv_dtype
-    from paxserve.device.sharding import check_group, group_devices, num_parts, share
     from paxserve.executor.real import Real
 
     max_model_len = _model_len(settings, model.config.max_position)
     budget = _budget(settings, policies, max_model_len)
-    backend, platform = memory.choose_backend(settings.kernel)
     num_devices = settings.tensor_parallel_size
-    check_group(model.config, num_devices)
-    part = share(model.config, num_devices)
-    activations = str(model.parameters["embed"].dtype)
-    layout = KvLayout(
-        part,
-        settings.block_size,
-        backend,
-        kv_dtype(settings.kv_cache_dtype, activations=activations),
-    )
-    size = pool_size(
-        platform=platform,
-        free_bytes=memory.free_bytes(group_devices(num_devices)),
-        weight_bytes=sum(
-            array.nbytes // num_parts(name, num_devices) for name, array in model.parameters.items()
-        ),
-        step_bytes=memory.step_bytes(
-            part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
-        ),
-        bytes_per_block=layout.bytes_per_block,
-        block_size=settings.block_size,
-        max_num_seqs=settings.max_num_seqs,
-        max_model_len=max_model_len,
-        memory_utilization=settings.memory_utilization,
-        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
-        num_devices=num_devices,
-    )
+    kernel, size = _kernel_and_pool(model, settings, budget=budget, max_model_len=max_model_len)
     bytes_per_whole_block = num_devices * size.bytes_per_block
     limits = _limits(
         settings,
@@ -92,9 +69,10 @@ def real_engine(
     check_host_pool(
         limits.num_host_blocks * bytes_per_whole_block,
         available_bytes=memory.free_host_bytes(),
-        other_bytes=num_devices * size.num_bytes if platform == "cpu" else 0,
+        other_bytes=num_devices * size.num_bytes if memory.platform() == "cpu" else 0,
     )
-    say(f"kernel: {backend} on {_devices(platform, num_devices)}")
+    why = "" if kernel.why is None else f" ({kernel.why})"
+    say(f"kernel: {kernel.backend} on {_devices(memory.platform(), num_devices)}{why}")
     say(str(size) + _override_note(settings))
     executor = Real(
         config=model.config,
@@ -104,7 +82,7 @@ def real_engine(
         num_device_blocks=size.num_blocks,
         num_host_blocks=limits.num_host_blocks,
         copies=forks and policies.shares,
-        backend=backend,
+        backend=kernel.backend,
         kv_cache_dtype=settings.kv_cache_dtype,
         debug=settings.debug,
         tensor_parallel_size=num_devices,
@@ -126,6 +104,58 @@ def real_engine(
         notices=_notices(policies, status=say, say=say),
         logs_blocks=logs_blocks,
     )
+
+
+def _kernel_and_pool(
+    model: LoadedModel, settings: EngineSettings, *, budget: int, max_model_len: int
+) -> "tuple[Choice, PoolSize]":
+    """What attention runs on, and how many blocks the devices' memory holds.
+
+    Raises:
+        ValueError, NotImplementedError: see `real_engine`.
+    """
+    from kernels_pallas.shapes import AttentionShape
+    from paxserve.device import memory
+    from paxserve.device.kv_blocks import KvLayout, kv_dtype
+    from paxserve.device.sharding import check_group, group_devices, num_parts, share
+
+    num_devices = settings.tensor_parallel_size
+    check_group(model.config, num_devices)
+    part = share(model.config, num_devices)
+    activations = str(model.parameters["embed"].dtype)
+    dtype = kv_dtype(settings.kv_cache_dtype, activations=activations)
+    kernel = memory.choose_kernel(
+        settings.kernel,
+        AttentionShape(
+            q_lens=(1,),
+            context_lens=(1,),
+            num_heads=part.num_heads,
+            num_kv_heads=part.num_kv_heads,
+            head_dim=part.head_dim,
+            block_size=settings.block_size,
+            dtype=activations,
+            kv_dtype=dtype.name,
+        ),
+    )
+    layout = KvLayout(part, settings.block_size, kernel.backend, dtype)
+    size = pool_size(
+        platform=memory.platform(),
+        free_bytes=memory.free_bytes(group_devices(num_devices)),
+        weight_bytes=sum(
+            array.nbytes // num_parts(name, num_devices) for name, array in model.parameters.items()
+        ),
+        step_bytes=memory.step_bytes(
+            part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
+        ),
+        bytes_per_block=layout.bytes_per_block,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        memory_utilization=settings.memory_utilization,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_devices=num_devices,
+    )
+    return kernel, size
 
 
 def scripted_engine(

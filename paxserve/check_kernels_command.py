@@ -22,7 +22,7 @@ from rich.console import Console
 from rich.table import Table
 
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
-from paxserve.results import write_text
+from paxserve.results import check_writable, write_text
 from paxserve.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -45,6 +45,8 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
 
 def _check_kernels(arguments: argparse.Namespace) -> int:
     """Ends with 1 if a check fails."""
+    if arguments.json is not None:
+        check_writable("--json", arguments.json)
     os.environ.update(COMPILE_ENVIRONMENT)  # read when jax is imported, here and by the processes
     if arguments.support:
         from kernels_pallas.support import table
@@ -68,7 +70,7 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
         outcomes.append(outcome)
         terminal.progress("checks", len(outcomes), len(chosen))
         if outcome.verdict == "FAILED":
-            terminal.say(f"FAILED {outcome.check}: {outcome.detail}")
+            terminal.say(f"FAILED {outcome.check}: {outcome.summary}")
     terminal.close()
     _print(outcomes)
     counts = Counter(outcome.verdict for outcome in outcomes)
@@ -84,8 +86,8 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
 
 def _check_steps(arguments: argparse.Namespace) -> int:
     """One after the other, since each takes all cores; ends with 1 if one cannot be compiled."""
-    from kernels_pallas.checks import BACKEND_OF
     from kernels_pallas.compile_targets import GIB, TARGETS
+    from kernels_pallas.paged_attention import choose_backend
     from paxserve.device.whole_step import check_step, named_cases
 
     pattern = f"*{arguments.only or '*'}*"
@@ -96,7 +98,7 @@ def _check_steps(arguments: argparse.Namespace) -> int:
     for done, (name, target, case) in enumerate(cases):
         terminal.progress("steps", done, len(cases))
         try:
-            row = check_step(name, target, case, backend=BACKEND_OF[TARGETS[target].platform])
+            row = check_step(name, target, case, backend=choose_backend(TARGETS[target].platform))
         except Exception as error:
             num_failed += 1
             terminal.say(f"FAILED {name} on {target}: {type(error).__name__}: {error}")

@@ -31,7 +31,13 @@ from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
 from paxserve.report.table import print_table
-from paxserve.results import FAILURE, new_run_dir, write_results, write_text
+from paxserve.results import (
+    FAILURE,
+    check_writable,
+    new_run_dir,
+    write_results,
+    write_text,
+)
 from paxserve.terminal import Terminal
 from paxserve.verify import command as verify_command
 
@@ -123,8 +129,8 @@ def _claims(arguments: argparse.Namespace) -> None:
     data, file = arguments.data or os.environ.get("PAXSERVE_DATA"), arguments.json
     if arguments.data is not None and not arguments.data.is_dir():
         raise FileNotFoundError(f"--data {arguments.data} is not a directory")
-    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
-        raise FileNotFoundError(f"--json {file} cannot be written: it must be a file's name")
+    if file is not None:
+        check_writable("--json", file)
     terminal = Terminal()
     scale = Scale(fast=arguments.fast, data=None if data is None else Path(data))
     claims = derive(scale, progress=terminal.progress)

@@ -276,6 +276,7 @@ def _scripted(
         unread=(
             "memory_utilization",
             "kv_cache_memory_bytes",
+            "kv_cache_dtype",
             "tensor_parallel_size",
             "row_buckets",
             "token_buckets",

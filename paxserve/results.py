@@ -153,6 +153,16 @@ def _completion_line(completion: CompletionOutput) -> dict[str, Any]:
     return line
 
 
+_APPLIED = (
+    "backend",
+    "kv_cache_dtype",
+    "tensor_parallel_size",
+    "num_device_blocks",
+    "strict",
+    "debug",
+)  # of an executor
+
+
 def applied(engine: Engine) -> dict[str, Any]:
     """What the engine really runs with."""
     executor = engine.executor
@@ -164,12 +174,22 @@ def applied(engine: Engine) -> dict[str, Any]:
         },
         "executor": type(executor).__name__,
     }
-    for name in ("backend", "tensor_parallel_size", "num_device_blocks", "strict"):
+    for name in _APPLIED:
         if hasattr(executor, name):
             described[name] = getattr(executor, name)
     if hasattr(executor, "buckets"):
         described["buckets"] = [list(bucket) for bucket in executor.buckets.shapes]
     return described
+
+
+def check_writable(option: str, file: Path) -> None:
+    """Before the work is done whose result goes there.
+
+    Raises:
+        FileNotFoundError: it is a directory, or in none.
+    """
+    if file.is_dir() or not file.absolute().parent.is_dir():
+        raise FileNotFoundError(f"{option} {file} cannot be written: it must be a file's name")
 
 
 def environment(device: str | None) -> dict[str, Any]:

@@ -34,7 +34,7 @@ def run() -> None:
 def _paged(block_size: int) -> Run:
     per_row = CONTEXT // block_size
     num_blocks = 1 + NUM_ROWS * per_row
-    shape = backend_module(BACKEND).kv_shape(
+    shape = backend_module(BACKEND).LAYOUT.kv_shape(
         num_blocks, block_size, HEADS.num_kv_heads, HEADS.head_dim
     )
     ids = np.random.default_rng(0).permutation(np.arange(1, num_blocks)).astype(np.int32)

@@ -34,7 +34,7 @@ BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
 def choose_backend(platform: str) -> str:
-    """The backend that `kernel=auto` stands for; the caller says what was chosen.
+    """The backend made for a platform; `support.choose` asks whether it can run a case.
 
     Args:
         platform: JAX's name of it: cpu, gpu (or cuda, rocm), tpu.
@@ -47,8 +47,8 @@ def choose_backend(platform: str) -> str:
 
 
 def backend_module(backend: str) -> ModuleType:
-    """The module behind a backend name: it exports `paged_attention`, and the layout it reads
-    through the names of `layout.py`.
+    """The module behind a backend name: it exports `paged_attention`, and as `LAYOUT` the module
+    that says how its cache lies, in the names of `layout.py`.
 
     Raises:
         ValueError: an unknown name.
@@ -115,10 +115,10 @@ def paged_attention(
     module = backend_module(backend)
     validate(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
-        sliding_window=sliding_window, kv_scales=kv_scales, layout=module,
+        sliding_window=sliding_window, kv_scales=kv_scales, layout=module.LAYOUT,
     )  # fmt: skip
     if tiles is None:
-        dims = module.kv_dims(kv_blocks.shape)
+        dims = module.LAYOUT.kv_dims(kv_blocks.shape)
         key = tile_key(
             q, kv_blocks, block_table,
             num_kv_heads=dims.num_kv_heads, block_size=dims.block_size,

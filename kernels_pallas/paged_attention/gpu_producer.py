@@ -16,6 +16,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.jax_versions import Ref
+from kernels_pallas.paged_attention.gpu_layout import scale_width
 from kernels_pallas.paged_attention.gpu_units import (
     CONTEXT,
     FIRST_RUN,
@@ -108,11 +109,6 @@ def memory_of(geo: Geometry, kv_dtype: jnp.dtype, interpreted: bool) -> Memory:
         v_free=plgpu.Barrier(num_arrivals=geo.consumers, num_barriers=geo.stages),
         v_clean=plgpu.Barrier(num_arrivals=geo.consumers),
     )
-
-
-def scale_width(run: int) -> int:
-    """Scales that one head's run of tokens takes in memory: a copy brings 128 bytes at least."""
-    return max(run, 32)
 
 
 def walk(

@@ -19,8 +19,8 @@ import jax
 import jax.numpy as jnp
 
 from kernels_pallas.interpret import is_interpreted
-from kernels_pallas.paged_attention import gpu_kernel
-from kernels_pallas.paged_attention.gpu_producer import scale_width
+from kernels_pallas.paged_attention import gpu_kernel, gpu_layout
+from kernels_pallas.paged_attention.gpu_layout import scale_width
 from kernels_pallas.paged_attention.gpu_units import (
     ROWS,
     Geometry,
@@ -29,31 +29,10 @@ from kernels_pallas.paged_attention.gpu_units import (
     single_queries,
     tiles_of_queries,
 )
-from kernels_pallas.paged_attention.layout import (
-    KV_HEADS_AXIS,
-    SCALES_HEADS_AXIS,
-    KvDims,
-    kv_dims,
-    kv_shape,
-    lay_kv,
-    plain_kv,
-)
+from kernels_pallas.paged_attention.layout import KvDims, kv_dims
 
-__all__ = [
-    "KV_HEADS_AXIS",
-    "SCALES_HEADS_AXIS",
-    "Tiles",
-    "candidate_tiles",
-    "default_tiles",
-    "kv_dims",
-    "kv_scales_shape",
-    "kv_shape",
-    "lay_kv",
-    "lay_scales",
-    "paged_attention",
-    "plain_kv",
-    "plain_scales",
-]
+LAYOUT = gpu_layout
+
 
 SMALL_BLOCKS = (16, 32, 64)  # larger ones are cut into runs of 128
 HEAD_DIMS = (64, 128)
@@ -61,6 +40,7 @@ SHARED_BYTES = 227 * 1024 - 2048  # of a program on Hopper, less barriers and al
 MAX_STAGES = 6
 MAX_COLUMNS = 192
 MAX_PARTS = 8
+HOPPER = ("H100", "H200", "H800", "H20", "GH200")  # words of JAX's names of such devices
 # Streaming multiprocessors, by JAX's name of the device: a program for each.
 NUM_SMS = {"NVIDIA H100 PCIe": 114}
 DEFAULT_NUM_SMS = 132  # H100 SXM and NVL, H200, GH200
@@ -111,24 +91,6 @@ def candidate_tiles(base: Tiles, block_size: int) -> Iterator[Tiles]:
                 )
 
 
-def kv_scales_shape(
-    num_blocks: int, block_size: int, num_kv_heads: int
-) -> tuple[int, int, int, int]:
-    """`[P, 2, K, S]` as in the plain layout, with S padded to what one copy brings."""
-    return (num_blocks, 2, num_kv_heads, scale_width(block_size))
-
-
-def lay_scales(plain: jax.Array) -> jax.Array:
-    """Plain scales `[P, 2, K, S]` as this layout has them; what is padded is never read."""
-    missing = scale_width(plain.shape[-1]) - plain.shape[-1]
-    return jnp.pad(plain, ((0, 0), (0, 0), (0, 0), (0, missing)))
-
-
-def plain_scales(kv_scales: jax.Array, dims: KvDims) -> jax.Array:
-    """The inverse of `lay_scales`, for blocks of these counts."""
-    return kv_scales[..., : dims.block_size]
-
-
 def paged_attention(
     q: jax.Array,
     kv_blocks: jax.Array,
@@ -149,7 +111,7 @@ def paged_attention(
     max_rows = context_lens.shape[0]
     group = num_heads // dims.num_kv_heads
     interpreted = is_interpreted()
-    _check_supported(q, dims)
+    _check_supported(q, dims, device_kind)
     if tiles is None:
         tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
         if interpreted:
@@ -186,11 +148,13 @@ def paged_attention(
     return jax.freeze(out)[:num_tokens]
 
 
-def _check_supported(q: jax.Array, dims: KvDims) -> None:
-    """Everything this backend refuses, by shapes and dtypes."""
+def _check_supported(q: jax.Array, dims: KvDims, device_kind: str | None) -> None:
+    """Everything this backend refuses, by device, shapes and dtypes."""
     group = q.shape[1] // dims.num_kv_heads
     size = dims.block_size
+    is_hopper = device_kind is None or not set(HOPPER).isdisjoint(device_kind.split())
     for is_met, need in (
+        (is_hopper, f"a Hopper GPU (wgmma), got {device_kind}"),
         (q.dtype == jnp.bfloat16, f"bfloat16 queries (wgmma has no float32), got {q.dtype}"),
         (
             size in SMALL_BLOCKS or size % 128 == 0,

@@ -17,6 +17,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas.paged_attention import tpu_layout
 from kernels_pallas.paged_attention.tpu_kernel import (
     TABLE_IDS,
     Refs,
@@ -24,36 +25,10 @@ from kernels_pallas.paged_attention.tpu_kernel import (
     pack,
     unpack,
 )
-from kernels_pallas.paged_attention.tpu_layout import (
-    KV_HEADS_AXIS,
-    LANES,
-    SCALE_RUN,
-    SCALES_HEADS_AXIS,
-    kv_dims,
-    kv_scales_shape,
-    kv_shape,
-    lay_kv,
-    lay_scales,
-    plain_kv,
-    plain_scales,
-)
+from kernels_pallas.paged_attention.tpu_layout import LANES, SCALE_RUN, kv_dims
 from kernels_pallas.paged_attention.tpu_walk import SHORT, Statics
 
-__all__ = [
-    "KV_HEADS_AXIS",
-    "SCALES_HEADS_AXIS",
-    "Tiles",
-    "candidate_tiles",
-    "default_tiles",
-    "kv_dims",
-    "kv_scales_shape",
-    "kv_shape",
-    "lay_kv",
-    "lay_scales",
-    "paged_attention",
-    "plain_kv",
-    "plain_scales",
-]
+LAYOUT = tpu_layout
 
 MIB = 2**20
 BLOCK_SIZES = (16, 32, 64, 128)

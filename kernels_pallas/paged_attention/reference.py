@@ -7,30 +7,9 @@ and time grow with T * M * S, so it is for tests and tiny models. Must not know:
 import jax
 import jax.numpy as jnp
 
-from kernels_pallas.paged_attention.layout import (
-    KV_HEADS_AXIS,
-    SCALES_HEADS_AXIS,
-    kv_dims,
-    kv_scales_shape,
-    kv_shape,
-    lay_kv,
-    lay_scales,
-    plain_kv,
-    plain_scales,
-)
+from kernels_pallas.paged_attention import layout
 
-__all__ = [
-    "KV_HEADS_AXIS",
-    "SCALES_HEADS_AXIS",
-    "kv_dims",
-    "kv_scales_shape",
-    "kv_shape",
-    "lay_kv",
-    "lay_scales",
-    "paged_attention",
-    "plain_kv",
-    "plain_scales",
-]
+LAYOUT = layout
 
 
 def paged_attention(
@@ -49,7 +28,7 @@ def paged_attention(
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`."""
     del device_kind, tiles
-    num_kv_heads = kv_dims(kv_blocks.shape).num_kv_heads
+    num_kv_heads = layout.kv_dims(kv_blocks.shape).num_kv_heads
     num_tokens, num_heads, head_dim = q.shape
 
     def attend(token: jax.Array, query: jax.Array) -> jax.Array:

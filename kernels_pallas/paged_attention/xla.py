@@ -24,31 +24,10 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from kernels_pallas.paged_attention.layout import (
-    KV_HEADS_AXIS,
-    SCALES_HEADS_AXIS,
-    KvDims,
-    kv_dims,
-    kv_scales_shape,
-    kv_shape,
-    lay_kv,
-    lay_scales,
-    plain_kv,
-    plain_scales,
-)
+from kernels_pallas.paged_attention import layout
+from kernels_pallas.paged_attention.layout import KvDims, kv_dims
 
-__all__ = [
-    "KV_HEADS_AXIS",
-    "SCALES_HEADS_AXIS",
-    "kv_dims",
-    "kv_scales_shape",
-    "kv_shape",
-    "lay_kv",
-    "lay_scales",
-    "paged_attention",
-    "plain_kv",
-    "plain_scales",
-]
+LAYOUT = layout
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -70,7 +70,7 @@ def write_kv(
         NotImplementedError: the backend cannot run this case.
     Donates: nothing itself; where the caller's jit donates kv_blocks the write is in place.
     """
-    module, layout = backend_module(backend), attention_module(backend)
+    module, layout = backend_module(backend), attention_module(backend).LAYOUT
     dims = layout.kv_dims(kv_blocks.shape)
     expected = (k.shape[0], dims.num_kv_heads, dims.head_dim)
     if k.shape != expected or v.shape != expected or slots.shape != k.shape[:1]:

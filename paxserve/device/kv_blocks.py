@@ -1,8 +1,7 @@
 """The KV cache on the device: one array per layer, its shape given by the attention backend.
 
 Owns: which kernel reads it, allocation and size, on one device or split by kv heads over a group.
-Must not know: which block belongs to whom (that
-is `paxserve/kv/`).
+Must not know: which block belongs to whom (that is `paxserve/kv/`).
 """
 
 import math
@@ -71,12 +70,13 @@ class KvLayout(NamedTuple):
         """Shape, dtype and sharding of every array; over a mesh, those of its devices side by side
         along the axis that the backend names.
         """
-        module, config, size = backend_module(self.backend), self.config, self.block_size
-        values = module.kv_shape(num_blocks, size, config.num_kv_heads, config.head_dim)
-        scales = module.kv_scales_shape(num_blocks, size, config.num_kv_heads)
+        layout = backend_module(self.backend).LAYOUT
+        config, size = self.config, self.block_size
+        values = layout.kv_shape(num_blocks, size, config.num_kv_heads, config.head_dim)
+        scales = layout.kv_scales_shape(num_blocks, size, config.num_kv_heads)
         layer = LayerKv(
-            _over(mesh, module.KV_HEADS_AXIS, values, self.dtype),
-            _over(mesh, module.SCALES_HEADS_AXIS, scales, jnp.dtype(jnp.float32))
+            _over(mesh, layout.KV_HEADS_AXIS, values, self.dtype),
+            _over(mesh, layout.SCALES_HEADS_AXIS, scales, jnp.dtype(jnp.float32))
             if self.is_quantised
             else None,
         )

@@ -1,6 +1,7 @@
 """What a device has left, and what a step needs beside weights and KV.
 
-Owns: the two estimates that size the pool, each of one device of a group. Must not know: how the
+Owns: the two estimates that size the pool, each of one device of a group, and the choice of a
+kernel for it. Must not know: how the
 pool is used.
 """
 
@@ -9,23 +10,36 @@ from collections.abc import Sequence
 import jax
 import psutil
 
-from kernels_pallas.paged_attention import choose_backend as attention_backend
+from kernels_pallas.shapes import AttentionShape
+from kernels_pallas.support import Choice, choose
 from paxserve.models.config import ModelConfig
 
 
-def choose_backend(kernel: str) -> tuple[str, str]:
-    """The attention backend that a kernel setting stands for, and the platform it runs on.
+def choose_kernel(kernel: str, shape: AttentionShape) -> Choice:
+    """The attention backend that a kernel setting stands for on the first device.
+
+    Args:
+        kernel: a backend, or auto.
+        shape: what it must be able to run, for auto.
 
     Raises:
         NotImplementedError: the kernel is for another platform.
     """
-    platform = jax.devices()[0].platform
-    needed = {"pallas_tpu": ("tpu",), "pallas_gpu": ("gpu", "cuda")}.get(kernel)
-    if needed is not None and platform not in needed:
+    device = jax.devices()[0]
+    if kernel == "auto":
+        return choose(device.platform, device.device_kind, shape)
+    needed = {"pallas_tpu": "tpu", "pallas_gpu": "gpu"}.get(kernel, device.platform)
+    if device.platform != needed:
         raise NotImplementedError(
-            f"kernel={kernel} runs on {needed[0]}, but the device is a {platform}: use auto, or xla"
+            f"kernel={kernel} runs on a {needed}, but the device is a {device.platform}: use auto, "
+            "or xla"
         )
-    return (attention_backend(platform) if kernel == "auto" else kernel), platform
+    return Choice(kernel, None)
+
+
+def platform() -> str:
+    """JAX's name of the kind of machine: cpu, gpu or tpu."""
+    return str(jax.devices()[0].platform)
 
 
 def device_kind() -> str:

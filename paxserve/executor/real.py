@@ -131,6 +131,7 @@ class Real:
             split=Split(mesh, specs_of(self._parameters), specs_of(self._state)),
         )
         self.backend = backend
+        self.kv_cache_dtype = layout.dtype.name
         self.tensor_parallel_size = tensor_parallel_size
         self.num_device_blocks = num_blocks
         self.limits = limits

@@ -324,7 +324,7 @@ def test_what_hydra_refuses(cli, workplace, overrides, words):
         ),
         (["+executor.step_s=2"], ["executor.step_s was set"]),
         (["kernel.backend=cutlass"], ["cutlass", "reference", "xla"]),
-        (["kernel.backend=pallas_tpu"], ["pallas_tpu", "runs on tpu"]),
+        (["kernel.backend=pallas_tpu"], ["pallas_tpu", "runs on a tpu"]),
         (["model.name=nonesuch"], ["model 'nonesuch' is not known"]),
         (["model.name=./nonesuch"], ["nonesuch"]),
         (["model.dtype=int8"], ["int8"]),

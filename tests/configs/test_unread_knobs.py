@@ -46,6 +46,7 @@ UNREAD = [
     ("limits.memory_utilization=0.5", [], None),
     ("limits.kv_cache_memory_bytes=100000", [], None),
     ("limits.tensor_parallel_size=2", [], None),
+    ("limits.kv_cache_dtype=int8", [], None),
     ("limits.row_buckets=[4]", [], None),
     ("limits.token_buckets=[4]", [], None),
     ("kernel=xla", [], None),

@@ -55,6 +55,8 @@ def test_a_write_beside_its_slot_fails(monkeypatch):
 def test_what_goes_wrong_inside_a_check_is_told_not_raised(monkeypatch):
     outcome = run_check(replace(NUMERICS, subject="no such case"))
     assert (outcome.verdict, outcome.detail) == ("FAILED", "KeyError: 'no such case'")
+    nested = "JaxRuntimeError: INTERNAL: Traceback:\n  File x\nRuntimeError: RACE DETECTED\n  write"
+    assert replace(outcome, detail=nested).summary == "RuntimeError: RACE DETECTED"
 
     def cannot(*args, **options):
         raise NotImplementedError("xla: not today")
@@ -106,17 +108,39 @@ def test_the_work_of_a_shape():
 
 
 def test_support_is_what_backends_say(monkeypatch):
-    column = support.Column("xla", None)
-    assert support.why_not(column, support.CASES["bfloat16"]) is None
+    shape = support.CASES["bfloat16"]
+    assert support.why_not("xla", None, shape) is None
 
     def cannot(*args, **options):
         raise NotImplementedError("xla: not today")
 
     monkeypatch.setattr(xla, "paged_attention", cannot)
-    assert support.why_not(column, support.CASES["bfloat16"]) == "xla: not today"
+    assert support.why_not("xla", None, shape) == "xla: not today"
     lines = support.table()
     assert lines[2].startswith("| bfloat16 | yes | no (1) |")
     assert "1. xla: not today" in lines
+
+
+H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
+
+
+@pytest.mark.parametrize(
+    ("platform", "kind", "name", "backend", "why"),
+    [
+        ("cpu", "cpu", "bfloat16", "xla", None),
+        ("rocm", "some GPU", "bfloat16", "xla", None),
+        ("tpu", "TPU v5 lite", "bfloat16", "pallas_tpu", None),
+        ("tpu", "TPU v4", "head_dim 80", "xla", "head_dim must be 64 or a multiple of 128"),
+        ("gpu", H100, "bfloat16", "pallas_gpu", None),
+        ("gpu", H100, "float32", "xla", "needs bfloat16"),
+        ("gpu", H100, "block_size 8", "xla", "needs block_size"),
+        ("gpu", A100, "bfloat16", "xla", f"needs a Hopper GPU (wgmma), got {A100}"),
+    ],
+)
+def test_auto_takes_the_platforms_kernel_where_it_can_run(platform, kind, name, backend, why):
+    choice = support.choose(platform, kind, support.CASES[name])
+    assert choice.backend == backend
+    assert choice.why is None if why is None else why in choice.why
 
 
 def test_problems_are_consistent():

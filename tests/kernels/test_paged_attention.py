@@ -99,7 +99,7 @@ def test_no_real_rows(backend: str) -> None:
     module = backend_module(backend)
     out = paged_attention(
         jnp.ones((4, 2, 8)),
-        jnp.full(module.kv_shape(3, 4, 1, 8), jnp.nan),
+        jnp.full(module.LAYOUT.kv_shape(3, 4, 1, 8), jnp.nan),
         jnp.zeros((2, 5), jnp.int32),
         jnp.zeros(2, jnp.int32),
         jnp.zeros(3, jnp.int32),

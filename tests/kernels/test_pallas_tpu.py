@@ -19,7 +19,7 @@ from real_builders import make_real, random_ids, real_engine, submit_ids
 from kernels_pallas.cases import ROWS, case
 from kernels_pallas.compile_targets import TARGETS
 from kernels_pallas.interpret import interpreted
-from kernels_pallas.paged_attention import pallas_tpu
+from kernels_pallas.paged_attention import pallas_tpu, tpu_layout
 from kernels_pallas.paged_attention.layout import KvDims
 from kernels_pallas.paged_attention.pallas_tpu import Tiles
 from kernels_pallas.problems import Problem, make_problem
@@ -216,17 +216,17 @@ def test_one_compile_serves_all_values() -> None:
 def test_layout_is_a_rearrangement() -> None:
     dims = KvDims(3, 32, 5, 64)
     plain = jnp.arange(3 * 2 * 5 * 32 * 64).reshape(3, 2, 5, 32, 64)
-    laid = pallas_tpu.lay_kv(plain)
-    assert pallas_tpu.kv_dims(laid.shape) == dims
-    assert laid.shape == pallas_tpu.kv_shape(*dims)
+    laid = tpu_layout.lay_kv(plain)
+    assert tpu_layout.kv_dims(laid.shape) == dims
+    assert laid.shape == tpu_layout.kv_shape(*dims)
     assert laid[1, 4, 7, 64 + 9] == plain[1, 1, 4, 7, 9]
-    np.testing.assert_array_equal(pallas_tpu.plain_kv(laid), plain)
+    np.testing.assert_array_equal(tpu_layout.plain_kv(laid), plain)
     scales = plain[..., 0].astype(jnp.float32)
-    laid = pallas_tpu.lay_scales(scales)
-    assert laid.shape == pallas_tpu.kv_scales_shape(3, 32, 5) == (3, 2, 1, 256)
-    np.testing.assert_array_equal(pallas_tpu.plain_scales(laid, dims), scales)
+    laid = tpu_layout.lay_scales(scales)
+    assert laid.shape == tpu_layout.kv_scales_shape(3, 32, 5) == (3, 2, 1, 256)
+    np.testing.assert_array_equal(tpu_layout.plain_scales(laid, dims), scales)
     with pytest.raises(ValueError, match=r"\[P, K, S, 2H\], got shape=\(3, 2, 5, 32, 64\)"):
-        pallas_tpu.kv_dims(plain.shape)
+        tpu_layout.kv_dims(plain.shape)
 
 
 @pytest.mark.parametrize(
@@ -248,7 +248,7 @@ def test_tiles_fit_every_shape(device_kind: str | None) -> None:
     for shape in SHAPES.values():
         q = jax.ShapeDtypeStruct((shape.num_tokens, shape.num_heads, shape.head_dim), shape.dtype)
         kv = jax.ShapeDtypeStruct(
-            pallas_tpu.kv_shape(2, shape.block_size, shape.num_kv_heads, shape.head_dim),
+            tpu_layout.kv_shape(2, shape.block_size, shape.num_kv_heads, shape.head_dim),
             shape.kv_dtype,
         )
         table = jax.ShapeDtypeStruct((shape.num_rows, shape.blocks_per_row), jnp.int32)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from kernels_pallas.interpret import interpreted
-from kernels_pallas.paged_attention import pallas_tpu as layout
+from kernels_pallas.paged_attention import tpu_layout as layout
 from kernels_pallas.quantised import QUANTISED_DTYPES
 from kernels_pallas.write_kv import pallas_tpu, write_kv
 

@@ -68,7 +68,7 @@ def prompt(num_tokens, seed=0):
         (
             {"kernel": "pallas_tpu"},
             NotImplementedError,
-            "kernel=pallas_tpu runs on tpu",
+            "kernel=pallas_tpu runs on a tpu",
         ),
         ({"max_model_len": 4096}, ValueError, "max_model_len=4096 is beyond the model's 2048"),
         (

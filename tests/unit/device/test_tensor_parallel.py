@@ -146,9 +146,9 @@ def test_a_quantised_cache_is_split_with_its_scales(size):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_every_layout_says_where_heads_lie_side_by_side(backend):
     """Never along the blocks, by which they are moved."""
-    module = backend_module(backend)
-    assert 0 < module.KV_HEADS_AXIS < len(module.kv_shape(9, 16, 2, 64))
-    assert 0 < module.SCALES_HEADS_AXIS < len(module.kv_scales_shape(9, 16, 2))
+    layout = backend_module(backend).LAYOUT
+    assert 0 < layout.KV_HEADS_AXIS < len(layout.kv_shape(9, 16, 2, 64))
+    assert 0 < layout.SCALES_HEADS_AXIS < len(layout.kv_scales_shape(9, 16, 2))
 
 
 def pointers(real):
