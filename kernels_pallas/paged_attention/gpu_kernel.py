@@ -26,6 +26,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from kernels_pallas.jax_versions import Ref, transposed
+from kernels_pallas.paged_attention.gpu_layout import scale_width
 from kernels_pallas.paged_attention.gpu_producer import (
     BF16,
     F32,
@@ -35,7 +36,6 @@ from kernels_pallas.paged_attention.gpu_producer import (
     State,
     heads_of,
     memory_of,
-    scale_width,
     segment_at,
     walk,
 )
@@ -192,10 +192,10 @@ class _Compute(NamedTuple):
         geo, memory = self.geo, self.memory
         m, denom, acc = state
         plgpu.barrier_wait(memory.k_full.at[slot])
-        keys = self._widened(consumer, memory.k.at[slot])
+        keys, k_scales = self._ready(consumer, slot, memory.k, memory.k_scales)
         scores = product(memory.q.at[consumer], transposed(keys), geo.columns)
-        if memory.k_scales is not None:
-            scores = scores * self._by_column(memory.k_scales.at[slot])
+        if k_scales is not None:
+            scores = scores * k_scales
         plgpu.barrier_arrive(memory.k_free.at[slot])
         scores = seen.masked(scores, base)
 
@@ -205,12 +205,10 @@ class _Compute(NamedTuple):
         denom = denom * decay + probs.sum(axis=1)
 
         plgpu.barrier_wait(memory.v_full.at[slot])
-        values = self._widened(consumer, memory.v.at[slot])
+        values, v_scales = self._ready(consumer, slot, memory.v, memory.v_scales)
         self._clean_values(consumer, values, seen.context - base)
-        if memory.v_scales is not None:
-            # A hidden token's scale may be NaN.
-            scaled = probs * self._by_column(memory.v_scales.at[slot])
-            probs = jnp.where(probs == 0.0, 0.0, scaled)
+        if v_scales is not None:
+            probs = jnp.where(probs == 0.0, 0.0, probs * v_scales)  # a hidden token's may be NaN
         weights: Any = probs.astype(BF16)
         if memory.probs is not None:
             memory.probs[consumer] = weights
@@ -221,17 +219,24 @@ class _Compute(NamedTuple):
         # The decay and the addition are one instruction, so a separate sum costs only registers.
         return new_m, denom, acc * lax.broadcast_in_dim(decay, acc.shape, [0]) + gained
 
-    def _widened(self, consumer: jax.Array, stored: Ref) -> Ref:
-        """A tile of K or V [columns, H] in bfloat16; numbers of eight bits are exact in it."""
-        if self.memory.wide is None:
-            return stored
+    def _ready(
+        self, consumer: jax.Array, slot: jax.Array, tiles: Ref, scales: Ref | None
+    ) -> tuple[Ref, jax.Array | None]:
+        """A tile of K or V [columns, H] in bfloat16, in which numbers of eight bits are exact, and
+        its scales by column.
+        """
+        stored, wide = tiles.at[slot], self.memory.wide
+        if wide is None or scales is None:
+            return stored, None
+        # Scales are read here and not where they are used: the commit below then orders this read,
+        # too, before the copy that will overwrite them.
+        by_column = self._by_column(scales.at[slot])
         numbers = plgpu.load(stored, layout=plgpu.Layout.WGMMA_UPCAST_2X, optimized=False)
         if stored.dtype != jnp.int8:
             numbers = numbers.astype(F32)  # there is no direct conversion
-        wide = self.memory.wide.at[consumer]
-        wide[...] = numbers.astype(BF16)
+        wide.at[consumer][...] = numbers.astype(BF16)
         plgpu.commit_smem()
-        return wide
+        return wide.at[consumer], by_column
 
     def _by_column(self, scales: Ref) -> jax.Array:
         """Scales [runs * heads, width] of a tile -> [64, columns]."""

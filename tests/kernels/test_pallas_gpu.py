@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from kernels_pallas import compile_targets
 from kernels_pallas.cases import PADDING, ROWS, case
 from kernels_pallas.interpret import interpreted
-from kernels_pallas.paged_attention import pallas_gpu
+from kernels_pallas.paged_attention import gpu_layout, pallas_gpu
 from kernels_pallas.paged_attention.gpu_producer import Loads, segment_at
 from kernels_pallas.paged_attention.gpu_units import (
     CONTEXT,
@@ -87,8 +87,12 @@ def test_rows(name: str, tiles: Tiles, options: dict[str, object]) -> None:
 
 @pytest.mark.parametrize(
     ("kv_dtype", "block_size", "rows"),
-    [(INT8, 16, ((1, 20, 1), (150, 140, 3))), (FP8, 64, ((1, 1), (300, 70)))],
-    ids=["int8", "fp8"],
+    [
+        (INT8, 16, ((1, 20, 1), (150, 140, 3))),
+        (FP8, 64, ((1, 1), (300, 70))),
+        (INT8, 64, ((40,), (500,))),  # every stage is filled again
+    ],
+    ids=["int8", "fp8", "int8_ring"],
 )
 def test_quantised(
     kv_dtype: jnp.dtype, block_size: int, rows: tuple[tuple[int, ...], tuple[int, ...]]
@@ -281,10 +285,10 @@ def test_candidates_start_with_the_default_and_differ() -> None:
 
 def test_scales_are_padded_to_a_copy() -> None:
     plain = jnp.arange(3 * 2 * 5 * 16, dtype=jnp.float32).reshape(3, 2, 5, 16)
-    laid = pallas_gpu.lay_scales(plain)
-    assert laid.shape == pallas_gpu.kv_scales_shape(3, 16, 5) == (3, 2, 5, 32)
-    np.testing.assert_array_equal(pallas_gpu.plain_scales(laid, KvDims(3, 16, 5, 64)), plain)
-    assert pallas_gpu.kv_scales_shape(3, 64, 5) == (3, 2, 5, 64)
+    laid = gpu_layout.lay_scales(plain)
+    assert laid.shape == gpu_layout.kv_scales_shape(3, 16, 5) == (3, 2, 5, 32)
+    np.testing.assert_array_equal(gpu_layout.plain_scales(laid, KvDims(3, 16, 5, 64)), plain)
+    assert gpu_layout.kv_scales_shape(3, 64, 5) == (3, 2, 5, 64)
 
 
 @pytest.mark.parametrize(
@@ -347,14 +351,14 @@ def test_write_kv_changes_exactly_its_slots(
     expected, expected_scales = write_kv(
         blocks, k, v, padded, rotation=rotation, kv_scales=scales, backend="reference"
     )
-    laid = None if scales is None else pallas_gpu.lay_scales(scales)
+    laid = None if scales is None else gpu_layout.lay_scales(scales)
     got, got_scales = write_kv(
         blocks, k, v, padded, rotation=rotation, kv_scales=laid, backend="pallas_gpu"
     )
     np.testing.assert_array_equal(as_bits(got), as_bits(expected))
     assert (as_bits(got) != as_bits(blocks)).any()
     if scales is not None:
-        plain = pallas_gpu.plain_scales(got_scales, pallas_gpu.kv_dims(got.shape))
+        plain = gpu_layout.plain_scales(got_scales, gpu_layout.kv_dims(got.shape))
         np.testing.assert_array_equal(as_bits(plain), as_bits(expected_scales))
 
 
@@ -372,6 +376,6 @@ def test_what_write_kv_cannot_do(
 ) -> None:
     k = jnp.zeros((1, num_kv_heads, head_dim), dtype)
     blocks = jnp.zeros((2, 2, num_kv_heads, 16, head_dim), kv_dtype)
-    scales = pallas_gpu.lay_scales(jnp.ones(blocks.shape[:-1])) if kv_dtype == INT8 else None
+    scales = gpu_layout.lay_scales(jnp.ones(blocks.shape[:-1])) if kv_dtype == INT8 else None
     with pytest.raises(NotImplementedError, match="pallas_gpu: needs " + message):
         write_module.write_kv(blocks, k, k, jnp.zeros(1, jnp.int32), kv_scales=scales)
