@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         "numerics": lambda: check_numerics(backend, SHARES_S["numerics"]),
         "bench": lambda: run_bench(backend, SHARES_S["bench"], small=given.small),
         "step": lambda: time_step(backend, small=given.small),
-        "chat": lambda: chat(backend, given.model),
+        "chat": lambda: chat(backend, given.model, SHARES_S["chat"]),
     }
     found: dict[str, Any] = {
         "device_kind": device.device_kind,
@@ -213,10 +213,12 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started_s
 
 
-def chat(backend: str, model: str) -> dict[str, Any]:
+def chat(backend: str, model: str, share_s: float) -> dict[str, Any]:
     """SmolLM2 answers the golden prompts through the kernel, in bfloat16 on an accelerator; flipped
-    tokens with the gap of the two best logits there, and how far the kernel moves the logits.
+    tokens with the gap of the two best logits there, and how far the kernel moves the logits. Each
+    length of a context is a program of its own, so gaps and logits end with the part's time.
     """
+    deadline_s = time.perf_counter() + share_s
     golden = [entry for entry in json.loads(GOLDEN.read_text("utf-8")) if "chat" in entry["id"]]
     dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     llm = LLM(
@@ -225,15 +227,16 @@ def chat(backend: str, model: str) -> dict[str, Any]:
         kernel=backend,
         max_num_seqs=8,
         max_model_len=1024,
-        row_buckets=(8,),  # two programs: compiling takes the longest
+        row_buckets=(8,),  # two shapes of a step: compiling takes the longest
         token_buckets=(512,),
     )
     outputs = llm.generate(
         [{"prompt_token_ids": entry["prompt_token_ids"]} for entry in golden],
         [_greedy(entry) for entry in golden],
     )
-    flips = list(_flips(golden, [list(o.outputs[0].token_ids) for o in outputs], model))
-    logits = list(_logit_errors(golden, model, backend, dtype))
+    found_ids = [list(output.outputs[0].token_ids) for output in outputs]
+    flips = list(_flips(golden, found_ids, model, deadline_s))
+    logits = list(_logit_errors(golden, model, backend, dtype, deadline_s))
     found = {"dtype": dtype, "prompts": len(golden), "flips": flips, "logits": logits}
     print(f"{len(golden)} prompts, {len(flips)} with another token", flush=True)
     for line in (*flips, *logits):
@@ -251,9 +254,9 @@ def _greedy(entry: dict[str, Any]) -> SamplingParams:
 
 
 def _flips(
-    golden: list[dict[str, Any]], found: list[list[int]], model: str
+    golden: list[dict[str, Any]], found: list[list[int]], model: str, deadline_s: float
 ) -> Iterator[dict[str, Any]]:
-    """The first token of each answer that differs, with the gap in float32."""
+    """The first token of each answer that differs, with the gap in float32 (None: out of time)."""
     loaded = load_model(model)
     meter = GapMeter(loaded.config, loaded.parameters, backend="xla")
     for entry, token_ids in zip(golden, found, strict=True):
@@ -263,14 +266,16 @@ def _flips(
         pairs = enumerate(zip(token_ids, expected, strict=False))
         at = next((i for i, (one, other) in pairs if one != other), len(token_ids))
         prompt = entry["prompt_token_ids"]
-        gap = meter.gap(
-            (*prompt, *expected[:at]), num_prompt_tokens=len(prompt), sampling=RowSampling()
-        )
+        gap = None
+        if time.perf_counter() < deadline_s:
+            gap = meter.gap(
+                (*prompt, *expected[:at]), num_prompt_tokens=len(prompt), sampling=RowSampling()
+            )
         yield {"id": entry["id"], "position": at, "of": len(expected), "gap": gap}
 
 
 def _logit_errors(
-    golden: list[dict[str, Any]], model: str, backend: str, dtype: str
+    golden: list[dict[str, Any]], model: str, backend: str, dtype: str, deadline_s: float
 ) -> Iterator[dict[str, Any]]:
     """|kernel - xla| / |xla| of the logits after each prompt, and the same of xla against float32
     for what the dtype alone does.
@@ -282,6 +287,8 @@ def _logit_errors(
         "float32": GapMeter(wide.config, wide.parameters, backend="xla"),
     }
     for entry in golden:
+        if time.perf_counter() >= deadline_s:
+            return
         prompt = tuple(entry["prompt_token_ids"])
         logits = {name: meter.logits(prompt) for name, meter in meters.items()}
         yield {

@@ -122,6 +122,19 @@ _STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "t
 
 
 def _run(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
+    """As they end, in processes that are made anew now and then: compilers keep what they build.
+
+    Not by the pool's own `max_tasks_per_child`: Python's can wait forever for its next process.
+    """
+    size = num_jobs * CHECKS_PER_PROCESS
+    for start in range(0, len(chosen), size):
+        yield from _run_some(chosen[start : start + size], num_jobs=num_jobs)
+
+
+CHECKS_PER_PROCESS = 32
+
+
+def _run_some(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
     """As they end. If a compiler takes its process down, and so the pool, the checks that are left
     run in a process each, so that the one to blame is found.
     """
@@ -144,8 +157,7 @@ def _run(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
 
 
 def _pool(num_jobs: int) -> ProcessPoolExecutor:
-    context = multiprocessing.get_context("spawn")
-    return ProcessPoolExecutor(num_jobs, mp_context=context, max_tasks_per_child=32)
+    return ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
 def _print(outcomes: "Sequence[Outcome]") -> None:

@@ -16,6 +16,7 @@ from kernels_pallas.paged_attention.validation import check_batch
 from kernels_pallas.problems import make_problem
 from kernels_pallas.shapes import SHAPES
 from kernels_pallas.write_kv import xla as write_xla
+from paxserve import check_kernels_command
 
 NUMERICS = Check(kind="numerics", backend="xla", subject="chunks", sizes={"dtype": "float32"})
 WRITE = Check(
@@ -190,6 +191,14 @@ def test_the_command_runs_and_writes_what_it_found(tmp_path):
         ("pallas_tpu", "ok"),
         ("pallas_gpu", "ok"),
     }
+
+
+def test_checks_of_several_pools_all_run(monkeypatch):
+    """Three checks, of which one process takes two."""
+    monkeypatch.setattr(check_kernels_command, "CHECKS_PER_PROCESS", 2)
+    chosen = [replace(NUMERICS, subject=name) for name in ("one_row", "nothing", "decodes")]
+    found = list(check_kernels_command._run(chosen, num_jobs=1))
+    assert [(outcome.check, outcome.verdict) for outcome in found] == [(c, "ok") for c in chosen]
 
 
 def test_the_command_refuses_what_matches_nothing():
