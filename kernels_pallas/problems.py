@@ -72,21 +72,25 @@ class Problem:
             plain[slot // self.block_size, :, :, slot % self.block_size] = values.swapaxes(0, 1)
         return plain
 
-    def arguments(self, backend: str) -> tuple[jax.Array, ...]:
-        """The arrays of a call, in order."""
-        return (
+    def run(
+        self,
+        backend: str,
+        *,
+        tiles: Any = None,
+        kv_blocks: jax.Array | None = None,
+        block_table: jax.Array | None = None,
+    ) -> NDArray[np.float32]:
+        """What the backend answers, as float32, with its own tiles and the problem's own arrays
+        unless others are given.
+        """
+        out = _attention(
             jnp.asarray(self.q).astype(self.dtype),
-            self.kv_blocks(backend),
-            jnp.asarray(self.block_table),
+            self.kv_blocks(backend) if kv_blocks is None else kv_blocks,
+            jnp.asarray(self.block_table) if block_table is None else block_table,
             jnp.asarray(self.context_lens),
             jnp.asarray(self.cu_q_lens),
             jnp.int32(self.num_rows),
-        )
-
-    def run(self, backend: str) -> NDArray[np.float32]:
-        """What the backend answers, as float32."""
-        out = _attention(
-            *self.arguments(backend),
+            tiles=tiles,
             kv_scales=self.kv_scales(backend),
             scale=self.scale,
             sliding_window=self.sliding_window,
@@ -116,9 +120,9 @@ class Problem:
             out[first:last] = np.einsum("nqc,cnh->qnh", probs, v, optimize=True)
         return out.astype(np.float32)
 
-    def error(self, backend: str) -> float:
+    def error(self, backend: str, *, tiles: Any = None) -> float:
         """`error_of` what the backend answers."""
-        return self.error_of(self.run(backend))
+        return self.error_of(self.run(backend, tiles=tiles))
 
     def error_of(self, got: NDArray[np.float32]) -> float:
         """Largest relative error |got - expected| / |expected| of any token and head, as norms over
@@ -136,7 +140,7 @@ class Problem:
 
 # One jitted function for all: problems of equal shapes share a compile.
 _attention = jax.jit(
-    paged_attention, static_argnames=("scale", "sliding_window", "backend", "device_kind")
+    paged_attention, static_argnames=("scale", "sliding_window", "backend", "device_kind", "tiles")
 )
 
 

@@ -5,14 +5,13 @@ show, a missing wait for wgmma, is kept to one function of the kernel.
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from fixed_shapes import FixedShapes
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from kernels_pallas import compile_targets
 from kernels_pallas.cases import PADDING, ROWS, case
@@ -49,24 +48,8 @@ def _interpreted() -> Iterator[None]:
         yield
 
 
-@partial(jax.jit, static_argnames=("scale", "sliding_window", "tiles"))
-def _attend(*arrays: jax.Array, **options: object) -> jax.Array:
-    return pallas_gpu.paged_attention(*arrays, **options)
-
-
-def answer(problem: Problem, tiles: Tiles, *, kv_blocks: jax.Array | None = None) -> np.ndarray:
-    """What the kernel makes of a problem, or of one with another cache."""
-    q, own_blocks, *rest = problem.arguments("pallas_gpu")
-    out = _attend(
-        q, own_blocks if kv_blocks is None else kv_blocks, *rest,
-        kv_scales=problem.kv_scales("pallas_gpu"), scale=problem.scale,
-        sliding_window=problem.sliding_window, tiles=tiles,
-    )  # fmt: skip
-    return np.asarray(out.astype(jnp.float32))
-
-
 def check(problem: Problem, tiles: Tiles) -> None:
-    assert problem.error_of(answer(problem, tiles)) <= tolerance(problem.dtype)
+    assert problem.error("pallas_gpu", tiles=tiles) <= tolerance(problem.dtype)
 
 
 # Every group, head_dim, block size, table, padding and kind of tiles once; the rest is slow.
@@ -131,52 +114,30 @@ def test_context_past_32k(rows: tuple[tuple[int, ...], tuple[int, ...]]) -> None
     check(make_problem(*rows, padding_tokens=0, **sizes), FIVE)
 
 
-# Batches of the same shapes: one compile serves them all.
-NUM_ROWS, NUM_TOKENS, NUM_COLUMNS, NUM_BLOCKS, WINDOW = 4, 70, 24, 101, 50
-
-
-def fixed_problem(q_lens: tuple[int, ...], context_lens: tuple[int, ...], seed: int) -> Problem:
-    needed = [-(-context // 16) for context in context_lens]
-    return make_problem(
-        q_lens, context_lens, seed=seed, num_heads=6, num_kv_heads=2, dtype=BF16,
-        padding_rows=NUM_ROWS - len(q_lens), padding_tokens=NUM_TOKENS - sum(q_lens),
-        padding_columns=NUM_COLUMNS - max(needed, default=0), sliding_window=WINDOW,
-    )  # fmt: skip
-
-
-def fixed_answer(problem: Problem) -> np.ndarray:
-    kv = problem.kv_blocks("pallas_gpu")
-    missing = NUM_BLOCKS - len(kv)
-    kv = jnp.pad(kv, [(0, missing), *[(0, 0)] * (kv.ndim - 1)], constant_values=jnp.nan)
-    return answer(problem, THREE, kv_blocks=kv)
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> Problem:
-    q_lens: list[int] = []
-    for _ in range(draw(st.integers(0, NUM_ROWS))):
-        left = NUM_TOKENS - sum(q_lens)
-        q_lens.append(draw(st.one_of(st.just(1), st.integers(1, max(1, min(60, left - 4))))))
-    context_lens = [draw(st.integers(q, 300)) for q in q_lens]
-    return fixed_problem(tuple(q_lens), tuple(context_lens), draw(st.integers(0, 99)))
+# Batches of the same shapes.
+WINDOW = 50
+FIXED = FixedShapes(
+    backend="pallas_gpu", tiles=THREE, num_rows=4, num_tokens=70,
+    sizes={"num_heads": 6, "num_kv_heads": 2, "dtype": BF16, "sliding_window": WINDOW},
+)  # fmt: skip
 
 
 @settings(
     max_examples=5, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-@given(batches())
+@given(FIXED.batches(60))
 def test_drawn_batches(problem: Problem) -> None:
-    assert problem.error_of(fixed_answer(problem)) <= tolerance(problem.dtype)
+    assert FIXED.error(problem) <= tolerance(problem.dtype)
 
 
 @pytest.mark.parametrize("spoiled", [0, 1])
 def test_nan_stays_in_its_row(spoiled: int) -> None:
     """One request whose values overflowed must not spoil its neighbours in tiles and parts."""
-    problem = fixed_problem((1, 19, 1, 3), (9, 40, 150, 70), seed=0)
-    clean = fixed_answer(problem)
+    problem = FIXED.problem((1, 19, 1, 3), (9, 40, 150, 70), seed=0)
+    clean = FIXED.answer(problem)
     problem.stored[spoiled][1, 8, 0, 0] = np.nan
-    got = fixed_answer(problem)
+    got = FIXED.answer(problem)
     first, last = problem.cu_q_lens[spoiled : spoiled + 2]
     assert np.isnan(got[first:last, 0, 0]).all(), "a NaN in the context must be seen"
     others = np.r_[0:first, last : len(got)]
@@ -188,16 +149,22 @@ def test_only_blocks_that_are_seen_are_read() -> None:
     the device does, so the copies themselves are looked at.
     """
     q_lens, context_lens = (1, 18, 1), (300, 200, 30)
-    problem = fixed_problem(q_lens, context_lens, seed=3)
-    dims = KvDims(NUM_BLOCKS, 16, 2, 64)
-    _, _, table, contexts, cu_q_lens, _ = problem.arguments("pallas_gpu")
+    problem = FIXED.problem(q_lens, context_lens, seed=3)
+    dims = KvDims(FIXED.num_blocks, 16, 2, 64)
+    table, contexts, cu_q_lens = map(
+        jnp.asarray, (problem.block_table, problem.context_lens, problem.cu_q_lens)
+    )
+    num_tokens = FIXED.num_tokens
     rows = (contexts, cu_q_lens, cu_q_lens[1:] - cu_q_lens[:-1])
     read: dict[int, set[int]] = {row: set() for row in range(3)}
     for geometry, queries in (
-        (decode_geometry(dims, 3, 2, THREE, NUM_ROWS), single_queries(*rows, NUM_TOKENS)),
-        (prompt_geometry(dims, 3, 2, THREE), tiles_of_queries(*rows, NUM_TOKENS, 42)),
+        (
+            decode_geometry(dims, 3, 2, THREE, FIXED.num_rows),
+            single_queries(*rows, num_tokens),
+        ),
+        (prompt_geometry(dims, 3, 2, THREE), tiles_of_queries(*rows, num_tokens, 42)),
     ):
-        entries = plan(queries, geometry, NUM_TOKENS, WINDOW).entries
+        entries = plan(queries, geometry, num_tokens, WINDOW).entries
         loads = Loads(geometry, None, [], table, entries, None)
         per_block = 2 * dims.num_kv_heads * dims.block_size // geometry.run_rows
         for entry in np.flatnonzero((entries[:, NUM_TILES] > 0) & (entries[:, CONTEXT] > 0)):

@@ -4,7 +4,6 @@ Small tiles and two cores make short contexts cross every edge that long ones cr
 """
 
 from collections.abc import Iterator
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,10 +11,11 @@ import numpy as np
 import pytest
 from builders import run_to_end
 from device_forward import device_logits
+from fixed_shapes import FixedShapes
 from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 from real_builders import make_real, random_ids, real_engine, submit_ids
 
+from kernels_pallas import problems
 from kernels_pallas.cases import ROWS, case
 from kernels_pallas.compile_targets import TARGETS
 from kernels_pallas.interpret import interpreted
@@ -40,24 +40,8 @@ def _interpreted() -> Iterator[None]:
         yield
 
 
-@partial(jax.jit, static_argnames=("scale", "sliding_window", "tiles"))
-def _attend(*arrays: jax.Array, **options: object) -> jax.Array:
-    return pallas_tpu.paged_attention(*arrays, **options)
-
-
-def answer(problem: Problem, tiles: Tiles, **changed: jax.Array) -> np.ndarray:
-    """What the kernel makes of a problem, or of one with a changed block table or cache."""
-    q, kv_blocks, block_table, *rest = problem.arguments("pallas_tpu")
-    out = _attend(
-        q, changed.get("kv_blocks", kv_blocks), changed.get("block_table", block_table), *rest,
-        kv_scales=problem.kv_scales("pallas_tpu"), scale=problem.scale,
-        sliding_window=problem.sliding_window, tiles=tiles,
-    )  # fmt: skip
-    return np.asarray(out.astype(jnp.float32))
-
-
 def check(problem: Problem, tiles: Tiles) -> None:
-    assert problem.error_of(answer(problem, tiles)) <= tolerance(problem.dtype)
+    assert problem.error("pallas_tpu", tiles=tiles) <= tolerance(problem.dtype)
 
 
 # The slow tests have every kind of rows; here are those that cross most edges.
@@ -146,58 +130,33 @@ def test_only_blocks_that_are_seen_are_read() -> None:
         table[row, : max(0, context - q_len - window + 1) // problem.block_size] = 10**6
         table[row, -(-context // problem.block_size) :] = 10**6
     table[len(q_lens) :] = 10**6
-    got = answer(problem, TWO_CORES, block_table=jnp.asarray(table))
-    np.testing.assert_array_equal(got, answer(problem, TWO_CORES))
+    got = problem.run("pallas_tpu", tiles=TWO_CORES, block_table=jnp.asarray(table))
+    np.testing.assert_array_equal(got, problem.run("pallas_tpu", tiles=TWO_CORES))
 
 
-# Batches of the same shapes: one compile serves them all.
-FIXED = {"num_rows": 5, "num_tokens": 48, "num_columns": 24, "num_blocks": 101}
-
-
-def fixed_problem(q_lens: tuple[int, ...], context_lens: tuple[int, ...], seed: int) -> Problem:
-    needed = [-(-context // 16) for context in context_lens]
-    problem = make_problem(
-        q_lens, context_lens, seed=seed, num_heads=3, num_kv_heads=1,
-        padding_rows=FIXED["num_rows"] - len(q_lens),
-        padding_tokens=FIXED["num_tokens"] - sum(q_lens),
-        padding_columns=FIXED["num_columns"] - max(needed, default=0),
-    )  # fmt: skip
-    return problem
-
-
-def fixed_answer(problem: Problem) -> np.ndarray:
-    kv = problem.kv_blocks("pallas_tpu")
-    missing = FIXED["num_blocks"] - len(kv)
-    kv = jnp.pad(kv, [(0, missing), *[(0, 0)] * (kv.ndim - 1)], constant_values=jnp.nan)
-    return answer(problem, TWO_CORES, kv_blocks=kv)
-
-
-@st.composite
-def batches(draw: st.DrawFn) -> Problem:
-    q_lens: list[int] = []
-    for _ in range(draw(st.integers(0, 5))):
-        left = FIXED["num_tokens"] - sum(q_lens)
-        q_lens.append(draw(st.one_of(st.just(1), st.integers(1, max(1, min(40, left - 5))))))
-    context_lens = [draw(st.integers(q, 300)) for q in q_lens]
-    return fixed_problem(tuple(q_lens), tuple(context_lens), draw(st.integers(0, 99)))
+# Batches of the same shapes.
+FIXED = FixedShapes(
+    backend="pallas_tpu", tiles=TWO_CORES, num_rows=5, num_tokens=48,
+    sizes={"num_heads": 3, "num_kv_heads": 1},
+)  # fmt: skip
 
 
 @settings(
     max_examples=8, deadline=None, derandomize=True,
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )  # fmt: skip
-@given(batches())
+@given(FIXED.batches(40))
 def test_drawn_batches(problem: Problem) -> None:
-    assert problem.error_of(fixed_answer(problem)) <= tolerance(problem.dtype)
+    assert FIXED.error(problem) <= tolerance(problem.dtype)
 
 
 @pytest.mark.parametrize("spoiled", [0, 1, 2])
 def test_nan_stays_in_its_row(spoiled: int) -> None:
     """One request whose values overflowed must not spoil its neighbours in buffers and tiles."""
-    problem = fixed_problem((1, 19, 1, 3), (150, 40, 9, 70), seed=0)
-    clean = fixed_answer(problem)
+    problem = FIXED.problem((1, 19, 1, 3), (150, 40, 9, 70), seed=0)
+    clean = FIXED.answer(problem)
     problem.stored[spoiled][1, 0, 0, 0] = np.nan
-    got = fixed_answer(problem)
+    got = FIXED.answer(problem)
     first, last = problem.cu_q_lens[spoiled : spoiled + 2]
     assert np.isnan(got[first:last, 0, 0]).all(), "a NaN in the context must be seen"
     others = np.r_[0:first, last : len(got)]
@@ -207,9 +166,9 @@ def test_nan_stays_in_its_row(spoiled: int) -> None:
 def test_one_compile_serves_all_values() -> None:
     sizes = []
     for rows in (((1, 1), (5, 200)), ((48,), (60,)), ((), ())):
-        problem = fixed_problem(*rows, seed=1)
-        assert problem.error_of(fixed_answer(problem)) <= tolerance(problem.dtype)
-        sizes.append(_attend._cache_size())
+        problem = FIXED.problem(*rows, seed=1)
+        assert FIXED.error(problem) <= tolerance(problem.dtype)
+        sizes.append(problems._attention._cache_size())
     assert sizes[0] == sizes[-1] >= 1
 
 
@@ -265,7 +224,7 @@ def test_wrong_tiles() -> None:
     for change in ({"query_tokens": 24}, {"context_tokens": 64}, {"num_buffers": 1}):
         fields = {"query_tokens": 16, "context_tokens": 128, "num_buffers": 2, "num_cores": 1}
         with pytest.raises(ValueError, match=f"tiles break a rule of Tiles.*{next(iter(change))}"):
-            answer(problem, Tiles(**(fields | change)))
+            problem.run("pallas_tpu", tiles=Tiles(**(fields | change)))
 
 
 CONFIG = ModelConfig(
