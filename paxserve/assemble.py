@@ -7,16 +7,20 @@ Hydra, files, how the engine will be driven. jax is imported only when a real ex
 from typing import TYPE_CHECKING
 
 from paxserve.clock import VirtualClock, WallClock
-from paxserve.device.buckets import Buckets
+from paxserve.cost_model import CostModel, Target
+from paxserve.device.buckets import Buckets, Exact
 from paxserve.engine import Engine
 from paxserve.executor.scripted import Scripted
+from paxserve.executor.simulated import Simulated
+from paxserve.hardware import Hardware
 from paxserve.intake import Intake
 from paxserve.limits import Limits
+from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel
 from paxserve.notices import Notices, Say
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings
-from paxserve.sizing import PoolSize, check_host_pool, num_host_blocks, pool_size
+from paxserve.sizing import PoolSize, check_host_pool, num_host_blocks, pool_size, step_bytes
 
 if TYPE_CHECKING:
     from kernels_pallas.support import Choice
@@ -144,7 +148,7 @@ def _kernel_and_pool(
         weight_bytes=sum(
             array.nbytes // num_parts(name, num_devices) for name, array in model.parameters.items()
         ),
-        step_bytes=memory.step_bytes(
+        step_bytes=step_bytes(
             part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
         ),
         bytes_per_block=layout.bytes_per_block,
@@ -156,6 +160,109 @@ def _kernel_and_pool(
         num_devices=num_devices,
     )
     return kernel, size
+
+
+def simulated_engine(
+    *,
+    model: Dimensions,
+    hardware: Hardware,
+    cost_model: CostModel,
+    settings: EngineSettings,
+    policies: Policies,
+    pads: bool = False,
+    seed: int = 0,
+    say: Say,
+    logs_blocks: bool = False,
+) -> Engine:
+    """An engine whose steps take, on a virtual clock, what a cost model says of them.
+
+    Args:
+        model, hardware: what serves on what; no weights and no device are needed.
+        cost_model: how long steps take.
+        settings, policies, seed, logs_blocks: as of `real_engine`.
+        pads: steps cost what the padded shapes would that an engine on JAX compiles.
+        say: receives the size of the pool, and warnings.
+
+    Raises:
+        ValueError: sizes that do not fit the model, the memory, or each other.
+    """
+    max_model_len = _model_len(settings, model.max_position)
+    budget = _budget(settings, policies, max_model_len)
+    size = planned_pool(model, hardware, settings, budget=budget, max_model_len=max_model_len)
+    whole_block = settings.tensor_parallel_size * size.bytes_per_block
+    limits = _limits(
+        settings,
+        max_model_len,
+        budget,
+        num_device_blocks=size.num_blocks,
+        num_host_blocks=num_host_blocks(settings.swap_space_gib, bytes_per_block=whole_block),
+    )
+    policies.check(limits)
+    say(str(size) + _override_note(settings))
+    target = Target(
+        model=model,
+        hardware=hardware,
+        num_devices=settings.tensor_parallel_size,
+        kv_cache_dtype=settings.kv_cache_dtype,
+        block_size=settings.block_size,
+    )
+    executor = Simulated(
+        limits=limits,
+        vocab_size=model.vocab_size,
+        costs=cost_model.open(target),
+        bytes_per_block=whole_block,
+        buckets=_buckets(settings, limits) if pads else Exact(),
+    )
+    return Engine(
+        limits=limits,
+        policies=policies,
+        executor=executor,
+        clock=VirtualClock(),
+        intake=Intake(limits=limits, vocab_size=model.vocab_size, seed=seed),
+        notices=_notices(policies, status=None, say=say),
+        logs_blocks=logs_blocks,
+    )
+
+
+def planned_pool(
+    model: Dimensions,
+    hardware: Hardware,
+    settings: EngineSettings,
+    *,
+    budget: int,
+    max_model_len: int,
+) -> PoolSize:
+    """The pool of an engine that served this model on this hardware.
+
+    Raises:
+        ValueError: the model, or the KV that was asked for beside it, does not fit.
+    """
+    num_devices = settings.tensor_parallel_size
+    part = model.share(num_devices)
+    wanted = settings.kv_cache_memory_bytes or 0
+    if part.weight_bytes + wanted > hardware.usable_bytes:
+        beside = f" beside {wanted / 1e9:.1f} GB of KV" if wanted else ""
+        raise ValueError(
+            f"the model does not fit: {part.weight_bytes / 1e9:.1f} GB of weights on each of "
+            f"{num_devices} {hardware.name}{beside}, which has {hardware.memory_bytes / 1e9:.1f} "
+            f"GB, {hardware.reserved_bytes / 1e9:.1f} GB of them reserved: raise "
+            "limits.tensor_parallel_size, or choose other hardware"
+        )
+    return pool_size(
+        platform=hardware.platform,
+        free_bytes=hardware.usable_bytes,
+        weight_bytes=part.weight_bytes,
+        step_bytes=step_bytes(
+            part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
+        ),
+        bytes_per_block=part.kv_bytes_per_token(settings.kv_cache_dtype) * settings.block_size,
+        block_size=settings.block_size,
+        max_num_seqs=settings.max_num_seqs,
+        max_model_len=max_model_len,
+        memory_utilization=settings.memory_utilization,
+        kv_cache_memory_bytes=settings.kv_cache_memory_bytes,
+        num_devices=num_devices,
+    )
 
 
 def scripted_engine(

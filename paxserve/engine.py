@@ -208,6 +208,7 @@ class Engine:
             num_used_blocks=batch.pool.num_held,
             num_shared_owners=self.ledger.num_shared_owners[-1],
             largest_free_run=self.ledger.largest_free_run,
+            terms_s=result.terms_s,
         )
         self.steps.append(record)
         with self._deciding():

@@ -5,23 +5,21 @@ settings and the choices made per group. Out: a `Run`. Must not know: Hydra, fil
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-from paxserve.assemble import real_engine, scripted_engine
+from paxserve.clock import VirtualClock
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
-from paxserve.executor.scripted import Scripted
+from paxserve.engines import Made, make_engine
 from paxserve.intake import InvalidRequest
 from paxserve.metrics import Summary, summarize
-from paxserve.models.load import LoadedModel, load_model
-from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Say
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
 from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
-from paxserve.settings import EngineSettings, Knobs, from_section
+from paxserve.settings import Knobs, from_section
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
@@ -35,13 +33,9 @@ class ServingFailed(RuntimeError):
 class Prepared:
     """A run before its first request: everything is built and checked, nothing is warmed up."""
 
-    engine: Engine
+    made: Made
     source: Source
     params: SamplingParams
-    vocab_size: int
-    tokenizer: Tokenizer | None
-    model: LoadedModel | None
-    device: str | None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -118,38 +112,29 @@ def prepare(
         workload = _workload(knobs, choices)
     params = _sampling(
         knobs,
-        has_model=choices["executor"] != "scripted",
+        has_model=choices["executor"] == "real",
         has_lengths=getattr(workload, "forces_lengths", False),
     )
-    model, tokenizer, device = None, None, None
-    if choices["executor"] == "scripted":
-        engine = _scripted(knobs, composed, seed=seed, say=say, logs_blocks=logs_blocks)
-        vocab_size: int = knobs.section("executor")["vocab_size"]
-    else:
-        engine, model, device = _real(
-            knobs,
-            composed,
-            seed=seed,
-            say=say,
-            logs_blocks=logs_blocks,
-            forks=params.num_sequences > 1,
-        )
-        vocab_size, tokenizer = model.config.vocab_size, model.tokenizer
+    made = make_engine(
+        choices["executor"],
+        knobs,
+        composed,
+        choices=choices,
+        seed=seed,
+        say=say,
+        logs_blocks=logs_blocks,
+        forks=params.num_sequences > 1,
+    )
     knobs.check_all_read()
-    vocabulary = Vocabulary(vocab_size, None if tokenizer is None else tokenizer.encode)
+    tokenizer = made.tokenizer
+    vocabulary = Vocabulary(made.vocab_size, None if tokenizer is None else tokenizer.encode)
     return Prepared(
-        engine=engine,
-        source=workload.open(seed=seed, vocabulary=vocabulary),
-        params=params,
-        vocab_size=vocab_size,
-        tokenizer=tokenizer,
-        model=model,
-        device=device,
+        made=made, source=workload.open(seed=seed, vocabulary=vocabulary), params=params
     )
 
 
 def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
-    engine, source = prepared.engine, prepared.source
+    engine, source = prepared.made.engine, prepared.source
     warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
         say(f"warm-up: {num_executables} executables in {warm_up_s:.1f} s")
@@ -161,7 +146,7 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
         progress("requests", ended, source.num_requests)
 
     refused = serve(
-        engine, source, prepared.params, tokenizer=prepared.tokenizer, on_ended=on_ended
+        engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
     )
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     extra: Summary = {
@@ -175,7 +160,7 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
         summary=summary | extra,
         warm_up_s=warm_up_s,
         num_executables=num_executables,
-        device=prepared.device,
+        device=prepared.made.device,
         start_s=start_s,
     )
 
@@ -218,88 +203,11 @@ def _sampling(knobs: Knobs, *, has_model: bool, has_lengths: bool) -> SamplingPa
     return from_section(SamplingParams, section, unread=unread)
 
 
-def _settings(knobs: Knobs, *, unread: Iterable[str], **more: Any) -> EngineSettings:
-    knobs.chosen("limits")
-    section = knobs.section("limits")
-    limits = from_section(
-        EngineSettings, section, unread=unread, elsewhere=("kernel", "debug", "strict")
-    )
-    return replace(limits, **more)
-
-
-def _real(
-    knobs: Knobs,
-    policies: Policies,
-    *,
-    seed: int,
-    say: Say,
-    logs_blocks: bool,
-    forks: bool,
-) -> tuple[Engine, LoadedModel, str]:
-    from paxserve.device import compile_cache, memory
-
-    compile_cache.enable()
-    limits, executor = knobs.section("limits"), knobs.section("executor")
-    settings = _settings(
-        knobs,
-        unread=(
-            *(("memory_utilization",) if limits.get("kv_cache_memory_bytes") else ()),
-            *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),
-        ),
-        kernel=knobs.section("kernel")["backend"],
-        debug=knobs.section("kernel")["debug"],
-        strict=executor["strict"],
-    )
-    model_section = knobs.section("model")
-    unknown = sorted(set(model_section) - {"name", "dtype"})
-    if unknown:
-        raise ValueError(f"unknown settings {unknown}; model has ['dtype', 'name']")
-    model = load_model(model_section["name"], dtype=model_section["dtype"], seed=seed)
-    engine = real_engine(
-        model,
-        settings=settings,
-        policies=policies,
-        seed=seed,
-        say=say,
-        logs_blocks=logs_blocks,
-        forks=forks,
-    )
-    return engine, model, memory.device_kind()
-
-
-def _scripted(
-    knobs: Knobs, policies: Policies, *, seed: int, say: Say, logs_blocks: bool
-) -> Engine:
-    executor = knobs.section("executor")
-    settings = _settings(
-        knobs,
-        unread=(
-            "memory_utilization",
-            "kv_cache_memory_bytes",
-            "kv_cache_dtype",
-            "tensor_parallel_size",
-            "row_buckets",
-            "token_buckets",
-            *(() if policies.preemption.swaps else ("swap_space_gib", "num_host_blocks_override")),
-        ),
-    )
-    return scripted_engine(
-        settings=settings,
-        policies=policies,
-        vocab_size=executor["vocab_size"],
-        step_s=executor["step_s"],
-        kv_bytes_per_token=executor["kv_bytes_per_token"] if policies.preemption.swaps else 1,
-        seed=seed,
-        say=say,
-        logs_blocks=logs_blocks,
-    )
-
-
 def warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple[float, int]:
     """Build what requests with these settings need; returns the seconds it took and how many
     executables there are.
     """
-    if isinstance(engine.executor, Scripted):
+    if isinstance(engine.clock, VirtualClock):
         return 0.0, 0
     from paxserve.executor.real import Real
 

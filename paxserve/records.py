@@ -13,7 +13,8 @@ class StepRecord(NamedTuple):
     these, found in the prefix cache.
     num_evicted, num_copied, num_swapped_out, num_swapped_in: blocks. num_used_blocks: held by
     somebody, each once. num_shared_owners: slots of shared blocks, once per holder beyond the
-    first. largest_free_run: blocks, -1 where any free block will do.
+    first. largest_free_run: blocks, -1 where any free block will do. terms_s: of a simulated step's
+    duration, in the order of the executor's `terms`.
     """
 
     step_id: int
@@ -40,3 +41,4 @@ class StepRecord(NamedTuple):
     num_used_blocks: int
     num_shared_owners: int
     largest_free_run: int
+    terms_s: tuple[float, ...] = ()

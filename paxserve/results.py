@@ -39,6 +39,7 @@ from omegaconf import OmegaConf
 from paxserve.block_log import BlockChange
 from paxserve.engine import Engine
 from paxserve.events import Event
+from paxserve.executor import Executor
 from paxserve.experiment import Run
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord, request_record
@@ -76,12 +77,9 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     write_text(path / "summary.json", json.dumps(run.summary, indent=1, allow_nan=False))
     records = [request_record(request) for request in engine.requests]
     write_table(path / "requests.parquet", RequestRecord, [r._asdict() for r in records])
-    steps = [
-        {**step._asdict(), **{f"slots_{k}": v for k, v in slots._asdict().items()}}
-        for step, slots in zip(engine.steps, engine.ledger.steps(), strict=True)
-    ]
-    slot_columns = {f"slots_{name}": int for name in SlotCounts._fields}
-    write_table(path / "steps.parquet", StepRecord, steps, more=slot_columns)
+    write_table(
+        path / "steps.parquet", StepRecord, _step_rows(engine), more=_more_columns(engine.executor)
+    )
     events = [event._asdict() for event in engine.events]
     write_table(path / "decisions.parquet", Event, events)
     lines = [json.dumps(_output_line(engine.output(request))) for request in engine.requests]
@@ -106,11 +104,28 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     write_text(path / MARKER, "")
 
 
+def _step_rows(engine: Engine) -> list[dict[str, Any]]:
+    """A step's record, its slot classes, and the terms of its cost where it was simulated."""
+    rows, terms = [], getattr(engine.executor, "terms", ())
+    for step, slots in zip(engine.steps, engine.ledger.steps(), strict=True):
+        row = step._asdict() | {f"slots_{k}": v for k, v in slots._asdict().items()}
+        costs = zip(terms, row.pop("terms_s"), strict=True)
+        rows.append(row | {f"{term}_s": seconds for term, seconds in costs})
+    return rows
+
+
+def _more_columns(executor: Executor) -> dict[str, type]:
+    terms = getattr(executor, "terms", ())
+    slots: dict[str, type] = {f"slots_{name}": int for name in SlotCounts._fields}
+    return slots | {f"{term}_s": float for term in terms}
+
+
 def write_table(
     path: Path, record: type, rows: list[dict[str, Any]], *, more: Mapping[str, type] | None = None
 ) -> None:
     """A Parquet file whose schema is the record's fields, whatever the rows hold."""
     hints = {**get_type_hints(record), **(more or {})}
+    hints.pop("terms_s", None)  # each has a column of its own
     schema = pa.schema([(name, _arrow_type(hint)) for name, hint in hints.items()])
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)

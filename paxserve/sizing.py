@@ -8,6 +8,9 @@ bytes and limits. Out: blocks. Must not know: jax; `device/memory.py` says what 
 import math
 from dataclasses import dataclass
 
+from paxserve.models.config import ModelConfig
+from paxserve.models.dimensions import Dimensions
+
 CPU_MOST_BYTES = 2 * 2**30
 
 
@@ -98,6 +101,32 @@ def pool_size(
         reason=reason,
         num_devices=num_devices,
     )
+
+
+KERNEL_BYTES = 32 << 20  # gathered blocks and running sums of one layer's attention, with slack
+SUM_BYTES = 2 << 20  # a TPU's compiler takes 0.9 to 1.5 MiB, whatever is summed, and reuses none
+
+
+def step_bytes(
+    model: ModelConfig | Dimensions, *, num_tokens: int, num_rows: int, num_devices: int = 1
+) -> int:
+    """Upper bound of a step's temporary memory, beside weights, KV and inputs; float32.
+
+    Two residual streams and a norm [T, D], the q, k, v and attention outputs [T, (2N + 2K) H],
+    three MLP activations [T, F], the attention kernel's own working set, and four arrays of
+    logits size [R, V] for sampling. Over a group, something for the two sums of each layer. Tests
+    hold the compiled executables to it.
+
+    Args:
+        model: the model, or a device's share of it.
+        num_tokens, num_rows: T and R of the largest step.
+        num_devices: of the group.
+    """
+    heads = (2 * model.num_heads + 2 * model.num_kv_heads) * model.head_dim
+    per_token = 4 * model.hidden_size + 2 * heads + 3 * model.mlp_size
+    per_row = 4 * model.vocab_size
+    sums = 2 * model.num_layers * SUM_BYTES if num_devices > 1 else 0
+    return 4 * (num_tokens * per_token + num_rows * per_row) + KERNEL_BYTES + sums
 
 
 def num_host_blocks(swap_space_gib: float, *, bytes_per_block: int) -> int:

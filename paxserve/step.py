@@ -196,7 +196,7 @@ class StepResult(NamedTuple):
 
     `duration_s` includes `compile_s`. `padded_tokens` and `padded_rows` are the shape that really
     ran (equal to the plan's own numbers when the executor does not pad). `swap_bytes` are those of
-    the swapped blocks, both ways.
+    the swapped blocks, both ways. `terms_s` are what a simulated step's duration is the sum of.
     """
 
     step_id: int
@@ -207,3 +207,4 @@ class StepResult(NamedTuple):
     padded_tokens: int = 0
     padded_rows: int = 0
     swap_bytes: int = 0
+    terms_s: tuple[float, ...] = ()

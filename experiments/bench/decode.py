@@ -2,8 +2,8 @@
 
 from experiments.bench.served import Served, make_floor, smollm2
 from experiments.bench.timing import Bar, interleaved, report
-from paxserve.device import memory
 from paxserve.device.buckets import Bucket
+from paxserve.sizing import step_bytes
 
 NUM_ROWS = 64
 BARS = {256: Bar(1.8, 1.4), 1024: Bar(2.2, 1.6)}
@@ -32,7 +32,7 @@ def compare(context: int, bar: Bar) -> None:
 def print_memory(served: Served) -> None:
     """What the compiled step holds beside its arguments, against what was allowed for it."""
     kv_bytes = sum(kv.nbytes for kv in served.executor.kv_blocks)
-    allowed = memory.step_bytes(smollm2().config, num_tokens=NUM_ROWS, num_rows=NUM_ROWS)
+    allowed = step_bytes(smollm2().config, num_tokens=NUM_ROWS, num_rows=NUM_ROWS)
     for (bucket, variant), executable in served.executor.executables.items():
         analysis = executable.memory_analysis()
         print(f"memory: {tuple(bucket)} {variant.value}: "

@@ -25,7 +25,7 @@ from paxserve.step import BlockCopy, StepPlan
 
 type Kv = tuple[Array, ...]
 
-MOST_BYTES = 16 << 20  # at once; with its temporary copy within `memory.KERNEL_BYTES`
+MOST_BYTES = 16 << 20  # at once; with its temporary copy within `sizing.KERNEL_BYTES`
 MOST_BLOCKS = 64
 
 

@@ -12,7 +12,6 @@ import psutil
 
 from kernels_pallas.shapes import AttentionShape
 from kernels_pallas.support import Choice, choose
-from paxserve.models.config import ModelConfig
 
 
 def choose_kernel(kernel: str, shape: AttentionShape) -> Choice:
@@ -64,27 +63,3 @@ def _free_bytes(device: jax.Device, *, num_devices: int) -> int:
 def free_host_bytes() -> int:
     """Memory that the host has available."""
     return int(psutil.virtual_memory().available)
-
-
-def step_bytes(config: ModelConfig, *, num_tokens: int, num_rows: int, num_devices: int = 1) -> int:
-    """Upper bound of a step's temporary memory, beside weights, KV and inputs; float32.
-
-    Two residual streams and a norm [T, D], the q, k, v and attention outputs [T, (2N + 2K) H],
-    three MLP activations [T, F], the attention kernel's own working set, and four arrays of
-    logits size [R, V] for sampling. Over a group, something for the two sums of each layer. Tests
-    hold the compiled executables to it.
-
-    Args:
-        config: the model, or a device's share of it (`sharding.share`).
-        num_tokens, num_rows: T and R of the largest step.
-        num_devices: of the group.
-    """
-    heads = (2 * config.num_heads + 2 * config.num_kv_heads) * config.head_dim
-    per_token = 4 * config.hidden_size + 2 * heads + 3 * config.mlp_size
-    per_row = 4 * config.vocab_size
-    sums = 2 * config.num_layers * SUM_BYTES if num_devices > 1 else 0
-    return 4 * (num_tokens * per_token + num_rows * per_row) + KERNEL_BYTES + sums
-
-
-KERNEL_BYTES = 32 << 20  # gathered blocks and running sums of one layer's attention, with slack
-SUM_BYTES = 2 << 20  # a TPU's compiler takes 0.9 to 1.5 MiB, whatever is summed, and reuses none

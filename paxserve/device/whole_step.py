@@ -23,7 +23,6 @@ from paxserve.device.buckets import Bucket, Exact
 from paxserve.device.forward import DeviceState, Split, make_forward
 from paxserve.device.kv_blocks import Kernel, KvLayout, kv_dtype
 from paxserve.device.llama import Llama
-from paxserve.device.memory import step_bytes
 from paxserve.device.sharding import (
     AXIS,
     check_group,
@@ -37,6 +36,7 @@ from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig, parameter_shapes
 from paxserve.models.llama3 import LLAMA_3_8B, LLAMA_3_70B
 from paxserve.pack import Packer, Variant
+from paxserve.sizing import step_bytes
 
 MODELS = {"llama-3-8b": LLAMA_3_8B, "llama-3-70b": LLAMA_3_70B}
 

@@ -54,11 +54,7 @@ def read_gguf(path: Path, *, dtype: str = "float32") -> GgufModel:
             quantisation, or tensors that do not fit the metadata.
     """
     as_dtype = parameter_dtype(dtype)
-    file = open_gguf(path)
-    try:
-        config = _config(file)
-    except ValueError as error:
-        raise ValueError(f"{path}: {error}") from error
+    file, config = _opened(path)
     names, shapes = gguf_names(config), parameter_shapes(config)
     check_names([n for n in file.tensors if n != ROPE_FREQS], names, source=str(path))
     permuted = file.metadata["general.architecture"] == "llama"
@@ -72,6 +68,26 @@ def read_gguf(path: Path, *, dtype: str = "float32") -> GgufModel:
             values = _rows_in_halves(values, _num_rotated_heads(name, config))
         parameters[name] = to_parameter(values, as_dtype, transpose=transpose)
     return GgufModel(config=config, parameters=parameters, metadata=file.metadata)
+
+
+def read_gguf_config(path: Path) -> ModelConfig:
+    """Only the model's configuration.
+
+    Raises:
+        FileNotFoundError: there is no such file.
+        ValueError: as of `read_gguf`.
+    """
+    if not path.is_file():
+        raise FileNotFoundError(f"GGUF file {path} does not exist")
+    return _opened(path)[1]
+
+
+def _opened(path: Path) -> tuple[GgufFile, ModelConfig]:
+    file = open_gguf(path)
+    try:
+        return file, _config(file)
+    except ValueError as error:
+        raise ValueError(f"{path}: {error}") from error
 
 
 def _num_rotated_heads(name: str, config: ModelConfig) -> int:

@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from paxserve.models.config import ModelConfig
-from paxserve.models.gguf_source import read_gguf
+from paxserve.models.gguf_source import read_gguf, read_gguf_config
 from paxserve.models.gguf_tokenizer import tokenizer_from_gguf
 from paxserve.models.hf_config import read_config
 from paxserve.models.hub import is_path, local_path, model_directory
@@ -102,6 +102,24 @@ def load_model(name_or_path: str, *, dtype: str = "float32", seed: int = 0) -> L
             f"PATH.gguf, ./{name_or_path} for a directory, or a Hugging Face id org/name"
         )
     return _directory_model(name_or_path, model_directory(name_or_path), dtype=dtype)
+
+
+def model_config(name_or_path: str) -> ModelConfig:
+    """The configuration that `load_model` would serve, without reading a weight.
+
+    Raises:
+        ValueError, FileNotFoundError, ModuleNotFoundError: as of `load_model`.
+    """
+    if name_or_path == TINY:
+        return TINY_CONFIG
+    if name_or_path == SMOLLM2:
+        return read_gguf_config(_smollm2_path())
+    if name_or_path.startswith(RANDOM_PREFIX):
+        return _config_at(local_path(name_or_path.removeprefix(RANDOM_PREFIX)))
+    path = local_path(name_or_path)
+    if path.suffix.lower() == ".gguf":
+        return read_gguf_config(path)
+    return load_model(name_or_path).config
 
 
 def _random_model(name: str, config: ModelConfig, *, dtype: str, seed: int) -> LoadedModel:

@@ -104,7 +104,7 @@ def verify(
         ValueError: settings as of `experiment.run`; a wrong `only`; or no request could be served.
     """
     bench = Bench.made(config, choices=choices, explicit=explicit, say=say)
-    warm_up(bench.prepared.engine, bench.prepared.params, progress)
+    warm_up(bench.prepared.made.engine, bench.prepared.params, progress)
     reference = bench.serve_first()
     axes_of = {**bench.axes, **size_axes(budget=bench.limits.max_num_batched_tokens,
                                          num_rows=bench.limits.max_num_seqs)}  # fmt: skip
@@ -155,6 +155,10 @@ class Bench:
         say: Say,
     ) -> "Bench":
         """Everything that cells share: an executor that can share and swap blocks."""
+        if choices["executor"] == "simulated":
+            raise ValueError(
+                "executor=simulated says nothing of tokens: choose executor=scripted or real"
+            )
         usual = {"reservation": "on_demand", "placement": "paged", "preemption": "swap",
                  "prefix_cache": "hash_chain", "admission": "fcfs", GATE: ""}  # fmt: skip
         lent = {**config, **{axis: {} for axis in (*usual, "eviction", "victim", "batching")}}
@@ -179,7 +183,7 @@ class Bench:
         gates = choices.get(GATE, "")
         return cls(
             prepared=prepared,
-            limits=prepared.engine.limits,
+            limits=prepared.made.engine.limits,
             choices={axis: choices[axis] for axis in POLICY_AXES} | {GATE: gates or NO_GATE},
             settings={axis: config.get(axis) or {} for axis in AXES},
             seed=config.get("seed", 0),
@@ -239,23 +243,23 @@ class Bench:
                 outputs = map(output_of, engine.requests[served:])
                 found += differences(reference, dict(zip(names, outputs, strict=True)))
         except Exception as error:
-            self.prepared.engine.executor.reset()
+            self.prepared.made.engine.executor.reset()
             return CellResult(cell=cell, error=f"{type(error).__name__}: {error}")
         measured = [replace(d, gap=self._gap(d, reference, engine)) for d in found]
         return CellResult(cell=cell, differences=tuple(measured), counts=_counts(engine))
 
     def _serve(self, engine: Engine, source: Source) -> list[str]:
-        params, tokenizer = self.prepared.params, self.prepared.tokenizer
+        params, tokenizer = self.prepared.params, self.prepared.made.tokenizer
         refused = serve(engine, source, params, tokenizer=tokenizer)
         return [f"request {arrival.request_id}: {why}" for arrival, why in refused]
 
     def _engine(self, policies: Policies, limits: Limits) -> Engine:
-        prepared, model = self.prepared, self.prepared.model
-        executor: Executor = prepared.engine.executor
+        prepared, model = self.prepared, self.prepared.made.model
+        executor: Executor = prepared.made.engine.executor
         if model is None:
             executor = Scripted(
                 limits=limits,
-                vocab_size=prepared.vocab_size,
+                vocab_size=prepared.made.vocab_size,
                 step_s=self.step_s,
                 num_host_blocks=limits.num_host_blocks,
             )
@@ -266,12 +270,12 @@ class Bench:
             clock=VirtualClock(),
             intake=Intake(
                 limits=limits,
-                vocab_size=prepared.vocab_size,
+                vocab_size=prepared.made.vocab_size,
                 eos_token_ids=() if model is None else model.config.eos_token_ids,
-                tokenizer=prepared.tokenizer,
+                tokenizer=prepared.made.tokenizer,
                 seed=self.seed,
             ),
-            tokenizer=prepared.tokenizer,
+            tokenizer=prepared.made.tokenizer,
         )
 
     def _policies(self, cell: Names) -> Policies:
@@ -304,7 +308,7 @@ class Bench:
         self, found: Difference, reference: Mapping[str, Output], engine: Engine
     ) -> float | None:
         """See `Difference.gap`."""
-        model, executor = self.prepared.model, self.prepared.engine.executor
+        model, executor = self.prepared.made.model, self.prepared.made.engine.executor
         if model is None:
             return None
         number = [request.request_id for request in self.requests].index(found.request_id)

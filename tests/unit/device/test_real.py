@@ -26,10 +26,10 @@ from paxserve.batching.static import Static
 from paxserve.batching.textbook import Textbook
 from paxserve.device.buckets import Bucket
 from paxserve.device.compiles import CompileCounter
-from paxserve.device.memory import step_bytes
 from paxserve.pack import Variant
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
+from paxserve.sizing import step_bytes
 from paxserve.step import RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
 
 GREEDY = RowSampling()

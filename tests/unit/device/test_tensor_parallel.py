@@ -184,7 +184,7 @@ def test_programs_reuse_each_device_s_pool_within_the_bound_of_its_share(size):
             assert found.alias_size_in_bytes == in_place
             continue
         assert found.alias_size_in_bytes >= kv_bytes
-        allowed = memory.step_bytes(
+        allowed = step_bytes(
             share(model().config, size),
             num_tokens=shape.bucket.num_tokens,
             num_rows=shape.bucket.num_rows,

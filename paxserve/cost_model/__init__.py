@@ -1,0 +1,45 @@
+"""Axis: how long a simulated step takes.
+
+A cost model is opened for a model on a kind of device, and then asked for the seconds of each step,
+term by term; what a step takes is their sum. The terms have names and stand in `steps.parquet`.
+It must not know policies, requests, or what came before.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple, Protocol
+
+from paxserve.hardware import Hardware
+from paxserve.models.dimensions import Dimensions
+from paxserve.step_shape import StepShape
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Target:
+    """What is simulated: `model` on `num_devices` of `hardware`, KV of `kv_cache_dtype` in blocks
+    of `block_size` tokens.
+    """
+
+    model: Dimensions
+    hardware: Hardware
+    num_devices: int
+    kv_cache_dtype: str
+    block_size: int
+
+
+class Costs(NamedTuple):
+    """A cost model for one target: the names of its terms, and their seconds for a step."""
+
+    terms: tuple[str, ...]
+    of: Callable[[StepShape], tuple[float, ...]]
+
+
+class CostModel(Protocol):
+    """A choice of this axis."""
+
+    def open(self, target: Target) -> Costs:
+        """For one model on one kind of device.
+
+        Raises:
+            ValueError: the target lacks something, or the model has no answer for it.
+        """

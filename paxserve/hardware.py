@@ -1,0 +1,60 @@
+"""A kind of device: what it could do at most, from its data sheet.
+
+Owns: `Hardware`, the fields of `configs/hardware/*.yaml`. In: numbers with a source each. Out: the
+same, checked. Must not know: models, how much of it a kernel reaches (that is `cost_model/`).
+"""
+
+from dataclasses import dataclass
+
+from paxserve.numbers import real, whole
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Hardware:
+    """Attributes:
+
+    name: as people call it.
+    flop_per_s: dense matrix products in bfloat16.
+    bytes_per_s: of its memory.
+    memory_bytes: all of it.
+    reserved_bytes: of that, what no engine gets: context, compiler, fragmentation.
+    link_bytes_per_s: to the other devices of a group, out of one device, one way; 0: has no link.
+    link_latency_s: of one exchange over it.
+    tile_tokens: a matrix product takes the time of the next multiple of so many tokens.
+    compile_target: what `paxserve check-kernels` calls it where JAX can compile for it without
+        one, else None.
+    platform: cpu, gpu or tpu.
+    """
+
+    name: str
+    flop_per_s: float
+    bytes_per_s: float
+    memory_bytes: int
+    reserved_bytes: int
+    link_bytes_per_s: float
+    link_latency_s: float
+    tile_tokens: int
+    compile_target: str | None
+    platform: str
+
+    def __post_init__(self) -> None:
+        """Check that the numbers can be divided by."""
+        for name in ("flop_per_s", "bytes_per_s"):
+            real(f"hardware.{name}", getattr(self, name), high=1e18, above=True)
+        real("hardware.link_bytes_per_s", self.link_bytes_per_s, high=1e15)
+        real("hardware.link_latency_s", self.link_latency_s, high=1.0)
+        whole("hardware.memory_bytes", self.memory_bytes, low=1, high=10**15)
+        whole("hardware.reserved_bytes", self.reserved_bytes, high=self.memory_bytes)
+        whole("hardware.tile_tokens", self.tile_tokens, low=1, high=4096)
+        if self.platform not in ("cpu", "gpu", "tpu"):
+            raise ValueError(f"hardware.platform must be cpu, gpu or tpu, got {self.platform!r}")
+
+    @property
+    def usable_bytes(self) -> int:
+        """Memory that weights, KV and steps can have."""
+        return self.memory_bytes - self.reserved_bytes
+
+    @property
+    def ridge(self) -> float:
+        """FLOP per byte above which arithmetic is the bound."""
+        return self.flop_per_s / self.bytes_per_s

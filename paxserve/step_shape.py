@@ -1,0 +1,89 @@
+"""What a step is like, in numbers: all that its cost may depend on.
+
+Owns: `StepShape`, and how it is counted from a plan. In: a `StepPlan`. Out: counts. Must not know:
+models, hardware, time.
+"""
+
+from typing import NamedTuple
+
+from paxserve.step import DecodeRows, StepPlan
+
+
+class StepShape(NamedTuple):
+    """Counts of one step. A decode is a row of one token, a chunk one of more.
+
+    num_tokens, num_rows: computed; padded_*: of the shape that runs, equal where nothing pads.
+    num_samples: rows whose logits are wanted. decode_context: tokens that decodes read, each its
+    own included. num_chunks, chunk_tokens; chunk_context: tokens that chunks read, each to its own
+    end; chunk_pairs: of a query and a key that it sees. num_copied, num_swapped: blocks.
+    """
+
+    num_tokens: int
+    num_rows: int
+    padded_tokens: int
+    padded_rows: int
+    num_samples: int
+    num_decodes: int
+    decode_context: int
+    num_chunks: int = 0
+    chunk_tokens: int = 0
+    chunk_context: int = 0
+    chunk_pairs: int = 0
+    num_copied: int = 0
+    num_swapped: int = 0
+
+
+def decodes(num_rows: int, context: int) -> StepShape:
+    """A step of `num_rows` decodes that read `context` tokens together."""
+    return StepShape(num_rows, num_rows, num_rows, num_rows, num_rows, num_rows, context)
+
+
+def prompt(num_tokens: int) -> StepShape:
+    """A step of one whole prompt."""
+    pairs = num_tokens * (num_tokens + 1) // 2
+    return StepShape(
+        num_tokens, 1, num_tokens, 1, 1, 0, 0, 1, num_tokens, num_tokens, pairs
+    )  # fmt: skip
+
+
+def shape_of(
+    plan: StepPlan, *, padded_tokens: int | None = None, padded_rows: int | None = None
+) -> StepShape:
+    """The shape of a plan; without the padded sizes nothing pads."""
+    rows = plan.rows
+    num_copied, num_swapped = len(plan.copies), len(plan.swap_in) + len(plan.swap_out)
+    if isinstance(rows, DecodeRows):
+        num = len(rows)
+        context = sum(rows.first_positions) + num
+        tokens = num if padded_tokens is None else padded_tokens
+        padded = num if padded_rows is None else padded_rows
+        return StepShape(num, num, tokens, padded, num, num, context,
+                         num_copied=num_copied, num_swapped=num_swapped)  # fmt: skip
+    num_samples = num_decodes = decode_context = 0
+    chunk_tokens = chunk_context = chunk_pairs = 0
+    for _, _, first, length, samples, _ in rows:
+        if samples:
+            num_samples += 1
+        if length == 1:
+            num_decodes += 1
+            decode_context += first + 1
+        else:
+            chunk_tokens += length
+            chunk_context += first + length
+            chunk_pairs += first * length + length * (length + 1) // 2
+    num_rows, num_tokens = len(rows), num_decodes + chunk_tokens
+    return StepShape(
+        num_tokens=num_tokens,
+        num_rows=num_rows,
+        padded_tokens=num_tokens if padded_tokens is None else padded_tokens,
+        padded_rows=num_rows if padded_rows is None else padded_rows,
+        num_samples=num_samples,
+        num_decodes=num_decodes,
+        decode_context=decode_context,
+        num_chunks=num_rows - num_decodes,
+        chunk_tokens=chunk_tokens,
+        chunk_context=chunk_context,
+        chunk_pairs=chunk_pairs,
+        num_copied=num_copied,
+        num_swapped=num_swapped,
+    )
