@@ -1,5 +1,6 @@
 """Several CPU devices, for tests of groups of them; Hypothesis without randomness or deadlines: the
-same examples on every machine, every time; and compiled programs let go of before they are too many.
+same examples on every machine, every time; and compiled programs let go of before they are too
+many.
 """
 
 import gc
@@ -22,8 +23,8 @@ settings.register_profile(
 )
 settings.load_profile("ci")
 
-# Each program that jax keeps takes some of the mappings that Linux grants a process, 65,530 of them;
-# beyond that the process crashes, or waits for ever, wherever it needs one more.
+# Each program that jax keeps takes some of the 65,530 mappings that Linux grants a process; beyond
+# that the process crashes, or waits for ever, wherever it needs one more.
 MOST_MAPPINGS = 20_000
 _MAPPINGS = Path("/proc/self/maps")
 _num_tests = itertools.count(1)
