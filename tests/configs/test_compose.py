@@ -39,6 +39,7 @@ MORE = {
     for stem in choices("workload")
     if stem not in ("demo", "synthetic")
 }
+MORE["cost_model", "table"] = ["cost_model.path=some.json", "cost_model.format=distserve"]
 
 
 def options(group):

@@ -134,7 +134,7 @@ def test_nonsense_that_is_no_number(make, name, value):
 
 
 def test_more_reserved_than_there_is():
-    with pytest.raises(ValueError, match="hardware.reserved_bytes must be an integer from 0 to 9"):
+    with pytest.raises(ValueError, match="reserved_bytes must be an integer from 0 to 9"):
         small_hardware(memory_bytes=9, reserved_bytes=10)
 
 
