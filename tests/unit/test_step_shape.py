@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paxserve.step import BlockCopy, DecodeRows, RowPlan, StepPlan
-from paxserve.step_shape import StepShape, decodes, prompt, shape_of
+from paxserve.step_shape import StepShape, chunk, decodes, prompt, shape_of, together
 
 
 def rows(*spans):
@@ -44,7 +44,15 @@ def test_a_step_of_both():
 
 
 def test_a_chunk_of_one_token_is_a_decode():
-    assert shape_of(StepPlan(0, rows((7, 1, 1)))) == decodes(1, 8)
+    assert shape_of(StepPlan(0, rows((7, 1, 1)))) == decodes(1, 8) == chunk(7, 1, samples=True)
+    assert prompt(1) == decodes(1, 1)
+
+
+def test_shapes_without_a_plan_are_those_of_plans():
+    spans = [(9, 1, 1), (0, 4, 1), (4, 3, 0), (2, 1, 0)]
+    apart = [chunk(first, length, samples=bool(samples)) for first, length, samples in spans]
+    assert together(*apart) == shape_of(StepPlan(0, rows(*spans)))
+    assert together(decodes(2, 9), decodes(1, 4)) == decodes(3, 13)
 
 
 @given(st.integers(2, 60), st.integers(1, 59), st.integers(0, 50))
