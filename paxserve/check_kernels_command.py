@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
@@ -154,6 +154,20 @@ def _run_some(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]
             except BrokenProcessPool:
                 detail = "its process died"
                 yield Outcome(check=check, verdict="FAILED", seconds=0.0, detail=detail)
+
+
+def in_compiler_process[T](function: Callable[..., T], *arguments: object) -> T:
+    """Call a function where JAX compiles for devices that are not there; whatever it raises.
+
+    Raises:
+        RuntimeError: a compiler took the process down.
+    """
+    os.environ.update(COMPILE_ENVIRONMENT)  # for the process, which imports jax
+    with _pool(1) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError("the compiler's process died") from error
 
 
 def _pool(num_jobs: int) -> ProcessPoolExecutor:

@@ -30,6 +30,7 @@ from paxserve import (
 from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
+from paxserve.plan import command as plan_command
 from paxserve.report.table import print_table
 from paxserve.results import (
     FAILURE,
@@ -59,6 +60,7 @@ examples:
   paxserve pairs                                        which choices go together
   paxserve replay DIR admission=sjf                     the same requests, another policy
   paxserve check-kernels --quick                        TPU and GPU kernels without either
+  paxserve plan model=llama-3-70b hardware=h100 tp=4    memory, batches, step times, limits
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -88,6 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs_command.add(commands)
     replay_command.add(commands)
     check_kernels_command.add(commands)
+    plan_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = _parsed(parser, arguments)

