@@ -50,7 +50,9 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One kernel on one shape; times are None where it was not measured, `note` says why."""
+    """One kernel on one shape; `timing` is None where it was not measured, and `note` says why:
+    for lack of time, or because it raised.
+    """
 
     shape: str
     kernel: str
@@ -58,10 +60,11 @@ class Row:
     num_bytes: int
     num_flops: int
     note: str = ""
+    has_failed: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; 1 if a kernel raised, or nothing was measured."""
     parser = argparse.ArgumentParser(prog="python -m kernels_pallas.bench", description=__doc__)
     parser.add_argument("--backend", default=None, help="default: what kernel=auto chooses here")
     parser.add_argument("--shapes", default=None, metavar="GLOB", help="of all named shapes")
@@ -88,7 +91,17 @@ def main(argv: Sequence[str] | None = None) -> int:
             "rows": [to_json(row) for row in rows],
         }
         given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
+    faults = faults_of(rows)
+    print(f"failed: {'; '.join(faults) or 'none'}")
+    return 1 if faults else 0
+
+
+def faults_of(rows: Sequence[Row]) -> list[str]:
+    """What is wrong with a run: every row that raised, or that none has a time."""
+    found = [f"{row.shape} {row.kernel}: {row.note}" for row in rows if row.has_failed]
+    if not found and not any(row.timing for row in rows):
+        found.append("nothing was measured")
+    return found
 
 
 def bench(
@@ -113,7 +126,8 @@ def bench(
                 timing = seconds_per_call(*prepare())
                 yield replace(row, timing=timing)
             except Exception as error:
-                yield replace(row, note=f"{type(error).__name__}: {str(error)[:200]}")
+                note = f"{type(error).__name__}: {str(error)[:200]}"
+                yield replace(row, note=note, has_failed=True)
 
 
 def host_shape(shape: AttentionShape) -> AttentionShape:
@@ -135,7 +149,8 @@ def _kernels(shape: AttentionShape, backend: str) -> Iterator[tuple[str, Callabl
     whole = 128 * -(-max(shape.context_lens) // 128)
     contiguous = replace(shape, block_size=whole, max_model_len=whole)
     yield "ours, a block per request", partial(prepare_ours, contiguous, backend)
-    if len(set(zip(shape.q_lens, shape.context_lens, strict=True))) == 1:
+    alike = set(zip(shape.q_lens, shape.context_lens, strict=True))
+    if len(alike) == 1 and all(q in (1, context) for q, context in alike):  # else not causal
         if jax.default_backend() == "gpu":
             yield "contiguous, cudnn", partial(_dense, shape, "cudnn")
         yield "contiguous, xla", partial(_dense, shape, "xla")
@@ -209,12 +224,12 @@ def _tables(shape: AttentionShape) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
 
 
 def _dense(shape: AttentionShape, implementation: Literal["cudnn", "xla"]) -> Prepared:
-    """The same contexts as one array; all rows are alike. Decodes get their window alone."""
+    """The same contexts as one array; all rows are alike, decodes or whole prompts. Decodes get
+    their window alone.
+    """
     num_rows, q_len, context = shape.num_rows, shape.q_lens[0], shape.context_lens[0]
     if q_len == 1:
         context = min(context, shape.sliding_window or context)
-    elif q_len != context:
-        raise NotImplementedError("contiguous chunks have no causal form")
     keys = jax.random.split(jax.random.key(0), 2)
     dims = (num_rows, context, shape.num_kv_heads, shape.head_dim)
     k, v = (jax.random.normal(key, dims, jnp.dtype(shape.dtype)) for key in keys)

@@ -100,6 +100,7 @@ def interpreted_checks(backend: str, *, quick: bool) -> Iterator[Check]:
     changes += [
         ("mixed", {"head_dim": 64, "num_heads": 9, "num_kv_heads": 3}),
         ("mixed", {"sliding_window": 20}),
+        ("peaky", {"scale": -0.1}),
         ("chunks", {"table": "shared", "block_size": 32}),
         ("mixed", {"kv_dtype": "int8", "block_size": 128}),
         ("mixed", {"kv_dtype": "float8_e4m3fn", "block_size": 128}),

@@ -152,7 +152,9 @@ def make_problem(
     num_heads: int = 4,
     num_kv_heads: int = 2,
     head_dim: int = 64,
+    scale: float | None = None,
     sliding_window: int | None = None,
+    query_magnitude: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     kv_dtype: DTypeLike | None = None,
     table: str = "permuted",
@@ -165,6 +167,9 @@ def make_problem(
 
     Args:
         q_lens, context_lens: per row, 1 <= q_len <= context_len.
+        scale: None: head_dim ** -0.5.
+        query_magnitude: standard deviation of the queries; where it is large, so are the scores,
+            and few tokens take all of the softmax.
         kv_dtype: None: that of q.
         table: permuted; consecutive: each row one run of blocks; shared: rows of equal blocks up to
             the last, as prefix caching leaves them (their own tokens still differ).
@@ -183,11 +188,11 @@ def make_problem(
     for row, count in enumerate(needed):
         blocks[row, :count] = shared + [free.pop(0) for _ in range(count - num_shared)]
 
-    def normal(*shape: int) -> NDArray[np.float32]:
-        return _exact(rng.standard_normal(shape).astype(np.float32), dtype)
+    def normal(*shape: int, magnitude: float = 1.0) -> NDArray[np.float32]:
+        return _exact(magnitude * rng.standard_normal(shape).astype(np.float32), dtype)
 
     num_tokens = sum(q_lens) + padding_tokens
-    q = normal(num_tokens, num_heads, head_dim)
+    q = normal(num_tokens, num_heads, head_dim, magnitude=query_magnitude)
     dense = [normal(2, context, num_kv_heads, head_dim) for context in context_lens]
     for other in dense[1:]:
         other[:, : num_shared * block_size] = dense[0][:, : num_shared * block_size]
@@ -208,7 +213,7 @@ def make_problem(
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5 if scale is None else scale,
         sliding_window=sliding_window,
         dtype=dtype,
         kv_dtype=kv_dtype,

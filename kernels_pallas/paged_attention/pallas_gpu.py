@@ -118,8 +118,8 @@ def paged_attention(
             tiles = replace(tiles, num_programs=3)  # the simulator runs them one by one
     if num_tokens == 0:
         return q
-    if scale <= 0:
-        q, scale = (q.astype(jnp.float32) * scale).astype(q.dtype), 1.0
+    if scale <= 0:  # the kernel's is positive; the sign, or zero, loses nothing in the queries
+        q, scale = q * jnp.sign(jnp.asarray(scale, q.dtype)), abs(scale) or 1.0
 
     is_real = jnp.arange(max_rows) < num_rows
     rows = (context_lens, cu_q_lens, jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0))

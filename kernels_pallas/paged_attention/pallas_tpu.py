@@ -206,6 +206,7 @@ def paged_attention(
         head_dim=head_dim,
         block_size=block_size,
         value_lanes=max(LANES, head_dim),
+        scale=float(scale),
         sliding_window=sliding_window,
         query_tokens=min(tiles.query_tokens, power_of_two(padded)),
         context_tokens=tiles.context_tokens,
@@ -220,7 +221,7 @@ def paged_attention(
     shares = _share_decodes(context_lens, cu_q_lens, statics)
     # Lanes past H multiply V where it shares a tile of lanes with K.
     heads = jnp.pad(
-        q.astype(jnp.float32) * scale,
+        q.astype(jnp.float32),
         (
             (0, padded - num_tokens),
             (0, statics.num_words * statics.packing - num_heads),

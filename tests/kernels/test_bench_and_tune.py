@@ -54,6 +54,7 @@ def test_bench_says_what_it_did_not_reach(monkeypatch):
     rows = list(bench.bench([SHAPE], backend="xla", small=True, budget_s=-1.0))
     assert {row.note for row in rows} == {"not measured: out of time"}
     assert {row.timing for row in rows} == {None}
+    assert bench.faults_of(rows) == ["nothing was measured"]
 
     def broken(*args, **options):
         raise RuntimeError("no such luck")
@@ -61,6 +62,11 @@ def test_bench_says_what_it_did_not_reach(monkeypatch):
     monkeypatch.setattr(bench, "paged_attention", broken)
     rows = list(bench.bench([SHAPE], backend="xla", small=True))
     assert [row.note for row in rows] == ["RuntimeError: no such luck"] * 2 + [""]
+    assert bench.faults_of(rows) == [
+        f"{SHAPE} {kernel}: RuntimeError: no such luck"
+        for kernel in ("ours, block 16", "ours, a block per request")
+    ]
+    assert bench.main(["--small", "--shapes", SHAPE]) == 1
 
 
 def shapes(num_tokens, num_rows):

@@ -61,6 +61,9 @@ def check(problem: Problem, tiles: Tiles) -> None:
         ("chunks", THREE, {"block_size": 256}),
         ("mixed", ONE, {"num_heads": 7, "num_kv_heads": 1, "head_dim": 128, "block_size": 128}),
         ("nothing", THREE, {}),
+        ("peaky", THREE, {}),
+        ("peaky", THREE, {"scale": -0.1}),
+        ("one_row", THREE, {"scale": 0.0}),
         ("skewed", FIVE, {"padding": "none", "num_heads": 8, "num_kv_heads": 8, "block_size": 64}),
     ],
 )

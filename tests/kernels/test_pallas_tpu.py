@@ -55,6 +55,8 @@ def check(problem: Problem, tiles: Tiles) -> None:
         ),
         ("one_row", TWO_CORES, {"num_heads": 8, "num_kv_heads": 1, "block_size": 128}),
         ("nothing", TWO_CORES, {}),
+        ("peaky", TWO_CORES, {"dtype": BF16}),
+        ("peaky", ONE_CORE, {"dtype": BF16, "scale": -0.1}),
         (
             "skewed", ONE_CORE,
             {"num_heads": 3, "num_kv_heads": 3, "dtype": BF16, "padding": "much"},
