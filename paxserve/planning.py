@@ -19,7 +19,7 @@ from paxserve.policies import Policies
 from paxserve.preempting import Preempting
 from paxserve.request import FinishReason, Request, State
 from paxserve.request import Sequence as TokenSequence
-from paxserve.step import DecodeRows, RowPlan, StepPlan
+from paxserve.step import RowPlan, Rows, StepPlan
 
 
 class StepInMaking:
@@ -91,13 +91,13 @@ class StepInMaking:
     def to_plan(self, step_id: int) -> StepPlan | None:
         """The finished plan, or None if nothing is to be done."""
         newcomers = list(self._draft.newcomers)
-        if self._draft.is_empty and newcomers and not self.num_changed:
+        if not self._draft.rows and newcomers and not self.num_changed:
             raise RuntimeError(
                 f"{type(self._policies.batching).__name__} admitted "
                 f"{[request.request_id for request in newcomers]} but computes nothing: the "
                 "executor would miss them"
             )
-        if self._draft.is_empty:  # whoever was to be computed beside them made way
+        if not self._draft.rows:  # whoever was to be computed beside them made way
             self.preempt(newcomers, "")
         plan = self._draft.to_plan(step_id, self._batch, self._events)
         if plan is not None:
@@ -143,7 +143,7 @@ class StepInMaking:
             return None if num else 0
         sequences = [request.sequences[0] for request in requests]
         # All that run, and none that has not come to what it sampled in its row: all decode.
-        is_all = draft.is_empty and not batch.begun and list(requests) == batch.running
+        is_all = not draft.rows and not batch.begun and list(requests) == batch.running
         if not is_all and not self._decode_usually(requests, sequences):
             return None
         positions = [sequence.num_computed_tokens for sequence in sequences]
@@ -152,15 +152,13 @@ class StepInMaking:
             return None
         for sequence, position in zip(sequences, positions, strict=True):
             sequence.num_computed_tokens = position + 1
-        decodes = DecodeRows(
-            [sequence.sequence_id for sequence in sequences],
-            [sequence.row for sequence in sequences],
-            positions,
+        draft.rows.add_decodes(
+            Rows.decodes(
+                [sequence.sequence_id for sequence in sequences],
+                [sequence.row for sequence in sequences],
+                positions,
+            )
         )
-        if draft.is_empty:
-            draft.decodes = decodes
-        else:
-            draft.rows.update({row.sequence_id: row for row in decodes})
         draft.budget_left -= num
         if self._publishes:
             for i in _indices(offsets, block_size - 1):
@@ -177,7 +175,7 @@ class StepInMaking:
             and [sequence.num_remaining_tokens for sequence in sequences].count(1) == num
             and len(set(sequences)) == num
             and self._batch.begun.isdisjoint(sequences)
-            and not (rows and any(sequence.sequence_id in rows for sequence in sequences))
+            and rows.isdisjoint([sequence.sequence_id for sequence in sequences])
         )
 
     def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
@@ -222,17 +220,19 @@ class StepInMaking:
     # How it is done.
 
     def _check_grant(self, request: Request, num_tokens: int) -> None:
-        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         in_range = 1 <= num_tokens <= request.num_remaining_tokens
-        if not in_range or is_granted or request.state is State.FINISHED:
+        if not in_range or request.state is State.FINISHED or self._is_granted(request):
             raise self._wrong_grant(request, num_tokens)
 
+    def _is_granted(self, request: Request) -> bool:
+        rows = self._draft.rows
+        return request.state is State.RUNNING and any(s.sequence_id in rows for s in request.live)
+
     def _wrong_grant(self, request: Request, num_tokens: int) -> RuntimeError:
-        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         return RuntimeError(
             f"{type(self._policies.batching).__name__} granted {num_tokens} tokens to request "
             f"{request.request_id}, which is {request.state}, has {request.num_remaining_tokens} "
-            f"to compute, and was granted in this step already: {is_granted}"
+            f"to compute, and was granted in this step already: {self._is_granted(request)}"
         )
 
     def _let_in(
@@ -332,7 +332,7 @@ class StepInMaking:
                 self._batch.begun.discard(sequence)
             sequence.num_computed_tokens = end
             sequence.num_remaining_tokens += num_samples - num_tokens
-            draft.rows[sequence.sequence_id] = RowPlan(
+            row = RowPlan(
                 sequence_id=sequence.sequence_id,
                 row=sequence.row,
                 first_position=first,
@@ -340,8 +340,9 @@ class StepInMaking:
                 num_samples=num_samples,
                 tokens=() if on_device else tuple(sequence.token_ids[first:end]),
             )
+            draft.rows.add(row)
             if num_tokens > 1:
-                draft.chunks.append(sequence.sequence_id)
+                draft.chunks[sequence.sequence_id] = row
             num_granted += num_tokens
             if self._publishes:
                 self._publish(request, sequence)

@@ -149,7 +149,7 @@ class Scheduler:
         add = progressed.append
         find, has_groups = batch.by_sequence.get, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
-        for sequence_id, output in zip(plan.sequence_ids, result.outputs, strict=True):
+        for sequence_id, output in zip(plan.columns.sequence_ids, result.outputs, strict=True):
             tokens, logprobs = output
             if not tokens or (found := find(sequence_id)) is None:
                 continue

@@ -14,6 +14,7 @@ Order inside a step: swap out, swap in, copies, then in each layer writes before
 """
 
 from collections.abc import Iterator, Sequence
+from operator import add
 from typing import NamedTuple, overload
 
 
@@ -33,22 +34,66 @@ class RowPlan(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class DecodeRows(Sequence[RowPlan]):
-    """The rows of a step in which every row decodes: one token each, the one last sampled there.
+class Rows(Sequence[RowPlan]):
+    """The rows of a step as columns, which packing, costing and applying read; a `RowPlan` is made
+    for whoever asks. In most steps all rows decode: one token each, the one last sampled there.
 
-    They are nearly all rows there are, so they are kept as columns, from which packing and applying
-    read; a `RowPlan` is made for whoever asks.
+    Invariant: all columns are equally long; `are_decodes` only if every row is a decode whose input
+    is on the device.
     """
 
-    __slots__ = ("_rows", "first_positions", "places", "sequence_ids")
+    __slots__ = (
+        "_rows",
+        "are_decodes",
+        "first_positions",
+        "num_samples",
+        "num_tokens",
+        "places",
+        "sequence_ids",
+        "tokens",
+    )
 
     def __init__(
-        self, sequence_ids: Sequence[int], places: Sequence[int], first_positions: Sequence[int]
+        self,
+        sequence_ids: Sequence[int],
+        places: Sequence[int],
+        first_positions: Sequence[int],
+        num_tokens: Sequence[int],
+        num_samples: Sequence[int],
+        tokens: Sequence[tuple[int, ...]],
+        *,
+        are_decodes: bool = False,
     ) -> None:
         self.sequence_ids = sequence_ids
         self.places = places
         self.first_positions = first_positions
+        self.num_tokens = num_tokens
+        self.num_samples = num_samples
+        self.tokens = tokens
+        self.are_decodes = are_decodes
         self._rows: tuple[RowPlan, ...] | None = None
+
+    @classmethod
+    def decodes(
+        cls, sequence_ids: Sequence[int], places: Sequence[int], first_positions: Sequence[int]
+    ) -> "Rows":
+        """Rows that all decode."""
+        ones = [1] * len(sequence_ids)
+        nothing: list[tuple[int, ...]] = [()] * len(sequence_ids)
+        return cls(sequence_ids, places, first_positions, ones, ones, nothing, are_decodes=True)
+
+    @classmethod
+    def of(cls, rows: Sequence[RowPlan]) -> "Rows":
+        """These rows; they may be columns already."""
+        if isinstance(rows, Rows):
+            return rows
+        return cls(*(zip(*rows, strict=True) if rows else ((),) * len(RowPlan._fields)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
+        """The rows of all parts, one part after the other."""
+        columns = [[value for part in parts for value in getattr(part, name)] for name in _COLUMNS]
+        return cls(*columns)
 
     def __len__(self) -> int:
         return len(self.sequence_ids)
@@ -64,7 +109,7 @@ class DecodeRows(Sequence[RowPlan]):
         return iter(self._all())
 
     def __eq__(self, other: object) -> bool:
-        return self._all() == (other._all() if isinstance(other, DecodeRows) else other)
+        return self._all() == (other._all() if isinstance(other, Rows) else other)
 
     def __hash__(self) -> int:
         return hash(self._all())
@@ -74,9 +119,19 @@ class DecodeRows(Sequence[RowPlan]):
 
     def _all(self) -> tuple[RowPlan, ...]:
         if self._rows is None:
-            columns = zip(self.sequence_ids, self.places, self.first_positions, strict=True)
-            self._rows = tuple([RowPlan(s, place, first, 1, 1, ()) for s, place, first in columns])
+            columns = zip(*[getattr(self, name) for name in _COLUMNS], strict=True)
+            self._rows = tuple(map(RowPlan._make, columns))
         return self._rows
+
+
+_COLUMNS = (
+    "sequence_ids",
+    "places",
+    "first_positions",
+    "num_tokens",
+    "num_samples",
+    "tokens",
+)  # in the order of the fields of `RowPlan`
 
 
 class RowSampling(NamedTuple):
@@ -134,7 +189,7 @@ class StepPlan(NamedTuple):
     """
 
     step_id: int
-    rows: tuple[RowPlan, ...] | DecodeRows
+    rows: Sequence[RowPlan]
     entries: tuple[RowEntry, ...] = ()
     table_writes: tuple[TableWrite, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
@@ -144,32 +199,21 @@ class StepPlan(NamedTuple):
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks that this step reads, through the table of each of its rows."""
-        if isinstance(self.rows, DecodeRows):
-            return sum([first // block_size for first in self.rows.first_positions]) + len(
-                self.rows
-            )
-        return sum([-(-(row[2] + row[3]) // block_size) for row in self.rows])
+        rows = self.columns
+        if rows.are_decodes:
+            return sum([first // block_size for first in rows.first_positions]) + len(rows)
+        ends = map(add, rows.first_positions, rows.num_tokens)
+        return sum([-(-end // block_size) for end in ends])
 
     @property
-    def sequence_ids(self) -> Sequence[int]:
-        """Whose rows they are."""
-        if isinstance(self.rows, DecodeRows):
-            return self.rows.sequence_ids
-        return [row.sequence_id for row in self.rows]
-
-    @property
-    def places(self) -> Sequence[int]:
-        """Rows of the batch, in the order of `rows`."""
-        if isinstance(self.rows, DecodeRows):
-            return self.rows.places
-        return [row.row for row in self.rows]
+    def columns(self) -> Rows:
+        """The rows as columns."""
+        return Rows.of(self.rows)
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, all rows together."""
-        if isinstance(self.rows, DecodeRows):
-            return len(self.rows)
-        return sum([row.num_tokens for row in self.rows])
+        return sum(self.columns.num_tokens)
 
 
 class TokenLogprobs(NamedTuple):

@@ -20,7 +20,7 @@ class Constant:
 
     def submit(self, plan: StepPlan) -> None:
         """See `Executor.submit`."""
-        outputs = tuple([_SAMPLE if row.num_samples else NO_OUTPUT for row in plan.rows])
+        outputs = tuple([_SAMPLE if num else NO_OUTPUT for num in plan.columns.num_samples])
         self._in_flight.append(
             StepResult(
                 step_id=plan.step_id,

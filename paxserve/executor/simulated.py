@@ -14,7 +14,7 @@ from paxserve.cost_model import Costs
 from paxserve.device.buckets import Buckets, Exact
 from paxserve.hash_model import mix, token_logprobs
 from paxserve.limits import Limits
-from paxserve.step import NO_OUTPUT, DecodeRows, RowOutput, StepPlan, StepResult
+from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult
 from paxserve.step_shape import shape_of
 
 
@@ -80,9 +80,11 @@ class Simulated:
     def _outputs_of(self, plan: StepPlan) -> list[RowOutput]:
         outputs = self._outputs
         if max(self._num_logprobs) < 0:
-            if isinstance(plan.rows, DecodeRows):
-                return [outputs[place] for place in plan.rows.places]
-            return [outputs[row.row] if row.num_samples else NO_OUTPUT for row in plan.rows]
+            rows = plan.columns
+            if all(rows.num_samples):
+                return [outputs[place] for place in rows.places]
+            sampled = zip(rows.places, rows.num_samples, strict=True)
+            return [outputs[place] if num else NO_OUTPUT for place, num in sampled]
         found = []
         for row in plan.rows:
             output, num = outputs[row.row] if row.num_samples else NO_OUTPUT, -1
