@@ -186,7 +186,7 @@ class Scheduler:
 
     def _may_stop(self, request: Request, sequence: Sequence) -> bool:
         """Whether a sequence that has an end token is long enough for it to count."""
-        num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
+        num_output = len(sequence.token_ids) - request.num_prompt_tokens
         return num_output > request.params.min_tokens
 
     def _after_step(self, plan: StepPlan, result: StepResult) -> None:

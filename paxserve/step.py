@@ -15,7 +15,7 @@ Order inside a step: swap out, swap in, copies, then in each layer writes before
 
 from collections.abc import Iterator, Sequence
 from operator import add
-from typing import NamedTuple, overload
+from typing import Any, NamedTuple, overload
 
 
 class RowPlan(NamedTuple):
@@ -92,7 +92,10 @@ class Rows(Sequence[RowPlan]):
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
         """The rows of all parts, one part after the other."""
-        columns = [[value for part in parts for value in getattr(part, name)] for name in _COLUMNS]
+        columns: list[list[Any]] = [[] for _ in _COLUMNS]
+        for part in parts:
+            for column, name in zip(columns, _COLUMNS, strict=True):
+                column += getattr(part, name)
         return cls(*columns)
 
     def __len__(self) -> int:

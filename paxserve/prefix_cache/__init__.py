@@ -107,11 +107,11 @@ def check_tokens(token_ids: Sequence[int], block_ids: Sequence[int], block_size:
 
 
 def block_key(token_ids: Sequence[int], number: int, *, block_size: int, salt: str) -> bytes:
-    """What a block adds to the prefix before it: its tokens, 8 bytes each.
+    """What a block adds to the prefix before it: its tokens, 4 bytes each.
 
     Those of block 0 stand behind the salt, so that prefixes of two salts have nothing in common.
     The block must be full: only a fixed width keeps salt and tokens apart.
     """
     first = number * block_size
-    key = array("q", token_ids[first : first + block_size]).tobytes()
+    key = array("i", token_ids[first : first + block_size]).tobytes()
     return key if number else salt.encode("utf-8", "surrogatepass") + key
