@@ -190,12 +190,10 @@ class Intake:
             ids = token_array(token_ids)  # type: ignore[arg-type]
         except TypeError:
             raise InvalidRequest(f"{name} must be a list of integers") from None
-        except OverflowError as error:
-            raise InvalidRequest(
-                f"{name}: {error}; the model's vocabulary is 0..{self._vocab_size - 1}"
-            ) from None
-        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
+        except OverflowError:
+            ids = None
+        if ids is None or (ids and (min(ids) < 0 or max(ids) >= self._vocab_size)):
+            wrong = next(i for i in token_ids if not 0 <= i < self._vocab_size)  # type: ignore[operator]
             raise InvalidRequest(
                 f"{name} holds {wrong}, outside the model's vocabulary 0..{self._vocab_size - 1}"
             )

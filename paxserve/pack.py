@@ -98,7 +98,7 @@ class Packer:
         bucket = self._buckets.choose(num_tokens=sum(step.num_tokens), num_rows=num_rows)
         variant = VARIANTS[self._variants[rows].max()]
         ids = np.full(num_rows, -1, np.int32) if step.are_decodes else _token_ids(step.tokens)
-        tokens = self._tokens(_int32(step.first_positions), step.num_tokens, ids)
+        tokens = self._tokens(step.firsts, step.num_tokens, ids)
         sampled = rows if all(step.num_samples) else self._sampled(rows, step.num_samples)
         arrays = self._pad(rows, sampled, tokens, plan.unwritten, bucket, variant)
         return PackedStep(arrays, bucket, variant)

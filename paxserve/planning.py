@@ -9,6 +9,8 @@ what the step has been given so far lies in `draft.py`.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
 from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
@@ -147,21 +149,20 @@ class StepInMaking:
         if not is_all and not self._decode_usually(requests, sequences):
             return None
         positions = [sequence.num_computed_tokens for sequence in sequences]
-        offsets = [position % block_size for position in positions]
-        if not self._extend_full(requests, offsets):
+        decodes = Rows.decodes(
+            [sequence.sequence_id for sequence in sequences],
+            [sequence.row for sequence in sequences],
+            positions,
+        )
+        offsets = decodes.firsts % block_size
+        if not self._extend_full([requests[i] for i in _places(offsets, 0)]):
             return None
         for sequence, position in zip(sequences, positions, strict=True):
             sequence.num_computed_tokens = position + 1
-        draft.rows.add_decodes(
-            Rows.decodes(
-                [sequence.sequence_id for sequence in sequences],
-                [sequence.row for sequence in sequences],
-                positions,
-            )
-        )
+        draft.rows.add_decodes(decodes)
         draft.budget_left -= num
         if self._publishes:
-            for i in _indices(offsets, block_size - 1):
+            for i in _places(offsets, block_size - 1):
                 self._publish(requests[i], sequences[i])
         return num
 
@@ -178,10 +179,10 @@ class StepInMaking:
             and rows.isdisjoint([sequence.sequence_id for sequence in sequences])
         )
 
-    def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
+    def _extend_full(self, requests: Sequence[Request]) -> bool:
         """A block for each table that is full; False if there may be too few."""
         tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
-        full = [request for i in _indices(offsets, 0) if tables.is_full(request := requests[i])]
+        full = [request for request in requests if tables.is_full(request)]
         if not full:
             return True
         if len(full) > pool.num_available or policies.placement.contiguous:
@@ -392,9 +393,7 @@ class StepInMaking:
         return Verdict(0, refused=refusal.reason, num_preempted=num_preempted)
 
 
-def _indices(offsets: list[int], offset: int) -> list[int]:
+def _places(offsets: np.ndarray, offset: int) -> list[int]:
     """Where `offset` stands in `offsets`."""
-    indices, start = [], -1
-    for _ in range(offsets.count(offset)):
-        indices.append(start := offsets.index(offset, start + 1))
-    return indices
+    places: list[int] = (offsets == offset).nonzero()[0].tolist()
+    return places

@@ -13,9 +13,21 @@ Prompt, chunk, decode and resume after preemption are all this one picture.
 Order inside a step: swap out, swap in, copies, then in each layer writes before reads.
 """
 
-from collections.abc import Iterator, Sequence
-from operator import add
-from typing import Any, NamedTuple, overload
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paxserve.columns import Columns
+
+_ROW_COLUMNS = (
+    "sequence_ids",
+    "places",
+    "first_positions",
+    "num_tokens",
+    "num_samples",
+    "tokens",
+)  # in the order of the fields of `RowPlan`
 
 
 class RowPlan(NamedTuple):
@@ -34,24 +46,15 @@ class RowPlan(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class Rows(Sequence[RowPlan]):
-    """The rows of a step as columns, which packing, costing and applying read; a `RowPlan` is made
-    for whoever asks. In most steps all rows decode: one token each, the one last sampled there.
+class Rows(Columns[RowPlan]):
+    """The rows of a step as columns, which planning, packing, costing and applying read. In most
+    steps all rows decode: one token each, the one last sampled there.
 
     Invariant: all columns are equally long; `are_decodes` only if every row is a decode whose input
     is on the device.
     """
 
-    __slots__ = (
-        "_rows",
-        "are_decodes",
-        "first_positions",
-        "num_samples",
-        "num_tokens",
-        "places",
-        "sequence_ids",
-        "tokens",
-    )
+    __slots__ = ("_firsts", "are_decodes", *_ROW_COLUMNS)
 
     def __init__(
         self,
@@ -64,6 +67,7 @@ class Rows(Sequence[RowPlan]):
         *,
         are_decodes: bool = False,
     ) -> None:
+        super().__init__()
         self.sequence_ids = sequence_ids
         self.places = places
         self.first_positions = first_positions
@@ -71,7 +75,7 @@ class Rows(Sequence[RowPlan]):
         self.num_samples = num_samples
         self.tokens = tokens
         self.are_decodes = are_decodes
-        self._rows: tuple[RowPlan, ...] | None = None
+        self._firsts: np.ndarray | None = None
 
     @classmethod
     def decodes(
@@ -87,54 +91,30 @@ class Rows(Sequence[RowPlan]):
         """These rows; they may be columns already."""
         if isinstance(rows, Rows):
             return rows
-        return cls(*(zip(*rows, strict=True) if rows else ((),) * len(RowPlan._fields)))
+        return cls(*(zip(*rows, strict=True) if rows else ((),) * len(_ROW_COLUMNS)))
 
     @classmethod
     def joined(cls, parts: Sequence["Rows"]) -> "Rows":
         """The rows of all parts, one part after the other."""
-        columns: list[list[Any]] = [[] for _ in _COLUMNS]
+        columns: list[list[Any]] = [[] for _ in _ROW_COLUMNS]
         for part in parts:
-            for column, name in zip(columns, _COLUMNS, strict=True):
+            for column, name in zip(columns, _ROW_COLUMNS, strict=True):
                 column += getattr(part, name)
         return cls(*columns)
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """`first_positions` [rows], i32."""
+        if self._firsts is None:
+            self._firsts = np.fromiter(self.first_positions, np.int32, len(self.first_positions))
+        return self._firsts
 
     def __len__(self) -> int:
         return len(self.sequence_ids)
 
-    @overload
-    def __getitem__(self, index: int) -> RowPlan: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[RowPlan, ...]: ...
-    def __getitem__(self, index: int | slice) -> RowPlan | tuple[RowPlan, ...]:
-        return self._all()[index]
-
-    def __iter__(self) -> Iterator[RowPlan]:
-        return iter(self._all())
-
-    def __eq__(self, other: object) -> bool:
-        return self._all() == (other._all() if isinstance(other, Rows) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._all())
-
-    def __repr__(self) -> str:
-        return repr(self._all())
-
-    def _all(self) -> tuple[RowPlan, ...]:
-        if self._rows is None:
-            columns = zip(*[getattr(self, name) for name in _COLUMNS], strict=True)
-            self._rows = tuple(map(RowPlan._make, columns))
-        return self._rows
-
-
-_COLUMNS = (
-    "sequence_ids",
-    "places",
-    "first_positions",
-    "num_tokens",
-    "num_samples",
-    "tokens",
-)  # in the order of the fields of `RowPlan`
+    def _make(self) -> tuple[RowPlan, ...]:
+        columns = [getattr(self, name) for name in _ROW_COLUMNS]
+        return tuple(map(RowPlan._make, zip(*columns, strict=True)))
 
 
 class RowSampling(NamedTuple):
@@ -203,10 +183,8 @@ class StepPlan(NamedTuple):
     def num_blocks(self, block_size: int) -> int:
         """Blocks that this step reads, through the table of each of its rows."""
         rows = self.columns
-        if rows.are_decodes:
-            return sum([first // block_size for first in rows.first_positions]) + len(rows)
-        ends = map(add, rows.first_positions, rows.num_tokens)
-        return sum([-(-end // block_size) for end in ends])
+        ends = rows.firsts + (1 if rows.are_decodes else np.array(rows.num_tokens, np.int32))
+        return int((-(-ends // block_size)).sum())
 
     @property
     def columns(self) -> Rows:
@@ -238,6 +216,38 @@ class RowOutput(NamedTuple):
 NO_OUTPUT = RowOutput(())
 
 
+class Outputs(Columns[RowOutput]):
+    """The outputs of rows that sample at most one token each, as columns. A token is None where
+    none was sampled.
+    """
+
+    __slots__ = ("logprobs", "tokens")
+
+    def __init__(
+        self,
+        tokens: Sequence[int | None],
+        logprobs: Sequence[tuple[TokenLogprobs, ...]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.logprobs = [()] * len(tokens) if logprobs is None else logprobs
+
+    @classmethod
+    def of(cls, outputs: Sequence[RowOutput]) -> "Outputs":
+        """These outputs; they may be columns already."""
+        if isinstance(outputs, Outputs):
+            return outputs
+        tokens = [output.tokens[0] if output.tokens else None for output in outputs]
+        return cls(tokens, [output.logprobs for output in outputs])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def _make(self) -> tuple[RowOutput, ...]:
+        columns = zip(self.tokens, self.logprobs, strict=True)
+        return tuple([RowOutput(() if t is None else (t,), logprobs) for t, logprobs in columns])
+
+
 class StepResult(NamedTuple):
     """The answer to a plan: `outputs[i]` belongs to `plan.rows[i]`.
 
@@ -247,7 +257,7 @@ class StepResult(NamedTuple):
     """
 
     step_id: int
-    outputs: tuple[RowOutput, ...]
+    outputs: Sequence[RowOutput]
     duration_s: float
     compile_s: float = 0.0
     num_compiles: int = 0

@@ -45,7 +45,7 @@ from paxserve.device.sharding import (
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
 from paxserve.pack import PackedStep, Packer, Variant
-from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult, TokenLogprobs
+from paxserve.step import Outputs, StepPlan, StepResult, TokenLogprobs
 
 type Progress = Callable[[int, int], None]
 
@@ -280,24 +280,18 @@ class Real:
         return self._executables.find(shape, self._forward, *arguments, variant=shape.variant)
 
 
-def _row_outputs(
-    plan: StepPlan, outputs: StepOutputs, num_logprobs: tuple[int, ...]
-) -> tuple[RowOutput, ...]:
-    tokens, num_samples = outputs.tokens.tolist(), plan.columns.num_samples
-    if outputs.logprobs is None:
-        return tuple(
-            [
-                RowOutput((token,)) if num else NO_OUTPUT
-                for num, token in zip(num_samples, tokens, strict=False)
-            ]
-        )
-    return tuple(
+def _row_outputs(plan: StepPlan, outputs: StepOutputs, num_logprobs: tuple[int, ...]) -> Outputs:
+    num_samples, logprobs = plan.columns.num_samples, outputs.logprobs
+    sampled = zip(outputs.tokens.tolist(), num_samples, strict=False)  # padding is left out
+    tokens = [token if num else None for token, num in sampled]
+    if logprobs is None:
+        return Outputs(tokens)
+    return Outputs(
+        tokens,
         [
-            RowOutput((tokens[i],), _token_logprobs(outputs.logprobs, i, num_logprobs[i]))
-            if num
-            else NO_OUTPUT
+            _token_logprobs(logprobs, i, num_logprobs[i]) if num else ()
             for i, num in enumerate(num_samples)
-        ]
+        ],
     )
 
 
