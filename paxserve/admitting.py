@@ -88,9 +88,8 @@ class Admitting:
         num_rows = len(self._batch.free_rows) + sum([len(r.live) for r in without])
         if request in self._draft.dropped or len(request.live) > num_rows:
             return False
-        rows = self._draft.rows
-        granted = [rows[s.sequence_id] for r in without for s in r.live if s.sequence_id in rows]
-        num_budget += sum([row.num_tokens for row in granted])
+        rows = [self._draft.rows.get(s.sequence_id) for r in without for s in r.live]
+        num_budget += sum([row.num_tokens for row in rows if row is not None])
         demand = self._demand(request, num_tokens, num_budget, self._open(request), computes=True)
         may = not isinstance(demand, Refusal) and (
             self._refusal(request, demand, without=without) is None

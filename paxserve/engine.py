@@ -156,12 +156,15 @@ class Engine:
             self.scheduler.fail_all(error, now_s=self.clock.now_s())
             self.executor.reset()
             raise
-        for request in progressed:
-            self._advance_text(request)
-        seen = set(progressed)
-        ended = [request for request in self.scheduler.take_ended() if request not in seen]
-        for request in ended:
-            self._advance_text(request)
+        if self._texts.are_read:
+            for request in progressed:
+                self._advance_text(request)
+        ended = self.scheduler.take_ended()
+        if ended:
+            seen = set(progressed)
+            ended = [request for request in ended if request not in seen]
+            for request in ended:
+                self._advance_text(request)
         if self._notices is not None and slots is not None:
             self._notices.after_step(self.steps[-1], slots, self.events)
         return progressed + ended

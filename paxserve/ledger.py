@@ -16,7 +16,9 @@ kept aside in `num_shared_owners`. Figure 2 of the vLLM paper: token states = li
 reserved_used; internal fragmentation = reserved_unused + tail; external = rounding + free_unfit.
 """
 
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
+from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
@@ -136,11 +138,33 @@ class Ledger:
 
     def settle(self) -> None:
         """Hand every request the slot-seconds that were counted for it so far."""
-        for request, live, promised, held, _ in zip(self._members, *self._slot_s, strict=True):
-            request.live_slot_s += float(live)
-            request.promised_slot_s += float(promised)
-            request.held_slot_s += float(held)
+        self._hand_out(range(len(self._members)))
         self._members, self._slot_s = [], np.zeros((4, 0))
+
+    def _hand_out(self, places: SequenceOf[int]) -> None:
+        for i in places:
+            request = self._members[i]
+            live, promised, held, _ = self._slot_s[:, i].tolist()
+            request.live_slot_s += live
+            request.promised_slot_s += promised
+            request.held_slot_s += held
+
+    def _follow(self, running: list[Request]) -> bool:
+        """Whether the same requests run as before; if not, those that left get their slot-seconds,
+        and those that came begin to be counted. Both lists are in order of admission.
+        """
+        if running == self._members:
+            return True
+        here = set(running)
+        stays = [request in here for request in self._members]
+        kept = list(compress(self._members, stays))
+        if kept != running[: len(kept)]:  # one left and came back, between two steps
+            stays, kept = [False] * len(stays), []
+        self._hand_out([i for i, stayed in enumerate(stays) if not stayed])
+        entered = np.zeros((4, len(running) - len(kept)))
+        self._slot_s = np.concatenate([self._slot_s[:, np.array(stays, bool)], entered], axis=1)
+        self._members = list(running)
+        return False
 
     @property
     def _may_promise_ahead(self) -> bool:
@@ -194,11 +218,7 @@ class Ledger:
     def _spend(self, duration_s: float, plan: StepPlan | None) -> None:
         """Columns of this step, one entry per running request, and slot-seconds from them."""
         running, block_size = self._batch.running, self._batch.limits.block_size
-        is_same = running == self._members
-        if not is_same:
-            self.settle()
-            self._members = list(running)
-            self._slot_s = np.zeros((4, len(running)))
+        is_same = self._follow(running)
         if is_same and plan is not None and self._all_decoded(plan):
             columns = self._columns
             columns[:2] += 1

@@ -14,6 +14,7 @@ type Say = Callable[[str], None]
 
 STATUS_EVERY_S = 5.0
 FULL_SHARE = 0.9
+_NO_SHORTAGE = ("forced", "displaced", "asked")
 REMEDIES = (
     "more KV memory (memory_utilization, kv_cache_memory_bytes), "
     "or lower max_num_seqs or max_num_batched_tokens"
@@ -64,11 +65,10 @@ class Notices:
                 f"preemptions may follow. Remedies: {REMEDIES}"
             )
         for event in events.since(self._num_events_seen):
-            is_shortage = not any(why in event.detail for why in ("forced", "displaced", "asked"))
-            if (
-                event.kind is Kind.PREEMPTED and is_shortage
-            ):  # of the use before it, as the step began
-                self._on_preemption(event, self._use)
+            if event.kind is Kind.PREEMPTED and not any(
+                why in event.detail for why in _NO_SHORTAGE
+            ):
+                self._on_preemption(event, self._use)  # of the use before it, as the step began
         self._use = use
         self._num_events_seen = len(events)
         self._num_tokens += record.num_tokens

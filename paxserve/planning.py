@@ -9,6 +9,8 @@ what the step has been given so far lies in `draft.py`.
 
 from collections.abc import Iterable, Iterator, Sequence
 
+import numpy as np
+
 from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
 from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
@@ -19,7 +21,7 @@ from paxserve.policies import Policies
 from paxserve.preempting import Preempting
 from paxserve.request import FinishReason, Request, State
 from paxserve.request import Sequence as TokenSequence
-from paxserve.step import DecodeRows, RowPlan, StepPlan
+from paxserve.step import RowPlan, Rows, StepPlan
 
 
 class StepInMaking:
@@ -91,13 +93,13 @@ class StepInMaking:
     def to_plan(self, step_id: int) -> StepPlan | None:
         """The finished plan, or None if nothing is to be done."""
         newcomers = list(self._draft.newcomers)
-        if self._draft.is_empty and newcomers and not self.num_changed:
+        if not self._draft.rows and newcomers and not self.num_changed:
             raise RuntimeError(
                 f"{type(self._policies.batching).__name__} admitted "
                 f"{[request.request_id for request in newcomers]} but computes nothing: the "
                 "executor would miss them"
             )
-        if self._draft.is_empty:  # whoever was to be computed beside them made way
+        if not self._draft.rows:  # whoever was to be computed beside them made way
             self.preempt(newcomers, "")
         plan = self._draft.to_plan(step_id, self._batch, self._events)
         if plan is not None:
@@ -143,27 +145,24 @@ class StepInMaking:
             return None if num else 0
         sequences = [request.sequences[0] for request in requests]
         # All that run, and none that has not come to what it sampled in its row: all decode.
-        is_all = draft.is_empty and not batch.begun and list(requests) == batch.running
+        is_all = not draft.rows and not batch.begun and list(requests) == batch.running
         if not is_all and not self._decode_usually(requests, sequences):
             return None
         positions = [sequence.num_computed_tokens for sequence in sequences]
-        offsets = [position % block_size for position in positions]
-        if not self._extend_full(requests, offsets):
-            return None
-        for sequence, position in zip(sequences, positions, strict=True):
-            sequence.num_computed_tokens = position + 1
-        decodes = DecodeRows(
+        decodes = Rows.decodes(
             [sequence.sequence_id for sequence in sequences],
             [sequence.row for sequence in sequences],
             positions,
         )
-        if draft.is_empty:
-            draft.decodes = decodes
-        else:
-            draft.rows.update({row.sequence_id: row for row in decodes})
+        offsets = decodes.firsts % block_size
+        if not self._extend_full([requests[i] for i in _places(offsets, 0)]):
+            return None
+        for sequence, position in zip(sequences, positions, strict=True):
+            sequence.num_computed_tokens = position + 1
+        draft.rows.add_decodes(decodes)
         draft.budget_left -= num
         if self._publishes:
-            for i in _indices(offsets, block_size - 1):
+            for i in _places(offsets, block_size - 1):
                 self._publish(requests[i], sequences[i])
         return num
 
@@ -177,13 +176,13 @@ class StepInMaking:
             and [sequence.num_remaining_tokens for sequence in sequences].count(1) == num
             and len(set(sequences)) == num
             and self._batch.begun.isdisjoint(sequences)
-            and not (rows and any(sequence.sequence_id in rows for sequence in sequences))
+            and rows.isdisjoint([sequence.sequence_id for sequence in sequences])
         )
 
-    def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
+    def _extend_full(self, requests: Sequence[Request]) -> bool:
         """A block for each table that is full; False if there may be too few."""
         tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
-        full = [request for i in _indices(offsets, 0) if tables.is_full(request := requests[i])]
+        full = [request for request in requests if tables.is_full(request)]
         if not full:
             return True
         if len(full) > pool.num_available or policies.placement.contiguous:
@@ -222,17 +221,19 @@ class StepInMaking:
     # How it is done.
 
     def _check_grant(self, request: Request, num_tokens: int) -> None:
-        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         in_range = 1 <= num_tokens <= request.num_remaining_tokens
-        if not in_range or is_granted or request.state is State.FINISHED:
+        if not in_range or request.state is State.FINISHED or self._is_granted(request):
             raise self._wrong_grant(request, num_tokens)
 
+    def _is_granted(self, request: Request) -> bool:
+        rows = self._draft.rows
+        return request.state is State.RUNNING and any(s.sequence_id in rows for s in request.live)
+
     def _wrong_grant(self, request: Request, num_tokens: int) -> RuntimeError:
-        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         return RuntimeError(
             f"{type(self._policies.batching).__name__} granted {num_tokens} tokens to request "
             f"{request.request_id}, which is {request.state}, has {request.num_remaining_tokens} "
-            f"to compute, and was granted in this step already: {is_granted}"
+            f"to compute, and was granted in this step already: {self._is_granted(request)}"
         )
 
     def _let_in(
@@ -332,7 +333,7 @@ class StepInMaking:
                 self._batch.begun.discard(sequence)
             sequence.num_computed_tokens = end
             sequence.num_remaining_tokens += num_samples - num_tokens
-            draft.rows[sequence.sequence_id] = RowPlan(
+            row = RowPlan(
                 sequence_id=sequence.sequence_id,
                 row=sequence.row,
                 first_position=first,
@@ -340,8 +341,9 @@ class StepInMaking:
                 num_samples=num_samples,
                 tokens=() if on_device else tuple(sequence.token_ids[first:end]),
             )
+            draft.rows.add(row)
             if num_tokens > 1:
-                draft.chunks.append(sequence.sequence_id)
+                draft.chunks[sequence.sequence_id] = row
             num_granted += num_tokens
             if self._publishes:
                 self._publish(request, sequence)
@@ -391,9 +393,7 @@ class StepInMaking:
         return Verdict(0, refused=refusal.reason, num_preempted=num_preempted)
 
 
-def _indices(offsets: list[int], offset: int) -> list[int]:
+def _places(offsets: np.ndarray, offset: int) -> list[int]:
     """Where `offset` stands in `offsets`."""
-    indices, start = [], -1
-    for _ in range(offsets.count(offset)):
-        indices.append(start := offsets.index(offset, start + 1))
-    return indices
+    places: list[int] = (offsets == offset).nonzero()[0].tolist()
+    return places

@@ -17,7 +17,7 @@ from paxserve.limits import Limits
 from paxserve.planning import StepInMaking
 from paxserve.policies import Policies
 from paxserve.request import FinishReason, Request, Sequence, State
-from paxserve.step import RowOutput, StepPlan, StepResult
+from paxserve.step import Outputs, RowOutput, StepPlan, StepResult
 
 type FindStop = Callable[[Request, Sequence], str | None]
 
@@ -149,20 +149,20 @@ class Scheduler:
         add = progressed.append
         find, has_groups = batch.by_sequence.get, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
-        for sequence_id, output in zip(plan.sequence_ids, result.outputs, strict=True):
-            tokens, logprobs = output
-            if not tokens or (found := find(sequence_id)) is None:
+        sampled = Outputs.of(result.outputs)
+        rows = zip(plan.columns.sequence_ids, sampled.tokens, sampled.logprobs, strict=True)
+        for sequence_id, token, logprobs in rows:
+            if token is None or (found := find(sequence_id)) is None:
                 continue
             request, sequence = found
             if sequence.finish_reason is not None:
                 continue
             add(request)
-            token = tokens[0]
             if token < 0:
                 self._fail_not_finite(request)
                 continue
             if has_groups and request.beams is not None:
-                beams.setdefault(request, {})[sequence] = output
+                beams.setdefault(request, {})[sequence] = RowOutput((token,), logprobs)
                 continue
             token_ids = sequence.token_ids
             token_ids.append(token)
@@ -186,7 +186,7 @@ class Scheduler:
 
     def _may_stop(self, request: Request, sequence: Sequence) -> bool:
         """Whether a sequence that has an end token is long enough for it to count."""
-        num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
+        num_output = len(sequence.token_ids) - request.num_prompt_tokens
         return num_output > request.params.min_tokens
 
     def _after_step(self, plan: StepPlan, result: StepResult) -> None:

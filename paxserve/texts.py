@@ -37,6 +37,11 @@ class Texts:
         self._tokenizer = tokenizer
         self._texts: dict[Sequence, _Text] = {}
 
+    @property
+    def are_read(self) -> bool:
+        """Whether there is any text: whether `advance` does anything."""
+        return self._tokenizer is not None
+
     def open(self, request: Request) -> None:
         """A request has begun."""
         for sequence in request.sequences:

@@ -60,8 +60,8 @@ class BlockPool:
         self._num_releases = 0
         self._num_forgotten = 0
         self._forgotten_at = [0] * num_blocks
-        self._cached: dict[int, tuple[int, ...]] = {}  # block -> key of its one valid heap entry
-        self._heap: list[tuple[tuple[int, ...], int]] = []
+        self._cached: dict[int, tuple[int, ...]] = {}  # block -> its one valid heap entry
+        self._heap: list[tuple[int, ...]] = []  # (*key, block)
 
     @property
     def num_free(self) -> int:
@@ -139,16 +139,17 @@ class BlockPool:
                 f"null or unreferenced among them: {wrong}"
             )
         self._num_releases += 1
-        unheld = []
+        index, unheld = self.index, []
         for block_id in block_ids:
             counts[block_id] -= 1
             if counts[block_id]:
                 self.num_extra_refs -= 1
-            elif block_id in self.index:
+            elif block_id in index:
                 self._cache(block_id)
             else:
                 unheld.append(block_id)
-        self.free_space.give_back(unheld)
+        if unheld:
+            self.free_space.give_back(unheld)
 
     # Content.
 
@@ -206,8 +207,9 @@ class BlockPool:
 
     def _evict(self) -> None:
         while self._heap:
-            key, block_id = heappop(self._heap)
-            if self._cached.get(block_id) != key or not self.index.may_evict(block_id):
+            entry = heappop(self._heap)
+            block_id = entry[-1]
+            if self._cached.get(block_id) is not entry or not self.index.may_evict(block_id):
                 continue  # shared since, or it comes back when its last follower goes
             del self._cached[block_id]
             self._forget(block_id)
@@ -221,18 +223,14 @@ class BlockPool:
         self._forgotten_at[block_id] = self._num_forgotten
         new_leaf = self.index.remove(block_id)
         if new_leaf is not None and new_leaf in self._cached:
-            heappush(self._heap, (self._cached[new_leaf], new_leaf))
+            heappush(self._heap, self._cached[new_leaf])
 
     def _cache(self, block_id: int) -> None:
-        stats = BlockStats(
-            last_used=self._num_releases,
-            num_hits=self._num_hits[block_id],
-            depth=self.index.depth(block_id),
-        )
-        self._cached[block_id] = key = self._eviction.key(stats)
-        heappush(self._heap, (key, block_id))
+        stats = BlockStats(self._num_releases, self._num_hits[block_id], self.index.depth(block_id))
+        self._cached[block_id] = entry = (*self._eviction.key(stats), block_id)
+        heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._cached) + 64:  # mostly entries that are not valid now
-            self._heap = [(key, block_id) for block_id, key in self._cached.items()]
+            self._heap = list(self._cached.values())
             heapify(self._heap)
 
     def _claim(self, block_ids: list[int] | None) -> list[int] | None:
