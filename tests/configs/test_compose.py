@@ -137,7 +137,7 @@ def test_every_workload_is_loaded_with_its_settings(stem):
 )
 def test_every_choice_of_a_smaller_axis_is_loaded_with_its_settings(axis, stem):
     part = axis.removeprefix("workload/")
-    more = ["workload.lengths.path=some.csv"] if stem == "empirical" else []
+    more = ["workload.lengths.path=some.csv"] if stem in ("empirical", "known_outputs") else []
     plain, chosen, explicit = compose_config(["workload=synthetic", f"{axis}={stem}", *more])
     assert explicit[:2] == ["workload", f"workload.{part}"]
     found = getattr(workload(plain, chosen), part)
