@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from enum import StrEnum
 from pathlib import Path
 
-from paxserve.files import boundary, remove_directory, remove_temporaries, replace_directory
+from paxserve import files
 from paxserve.results import FAILURE, MARKER, write_text
 from paxserve.sweep.cell import Cell
 from paxserve.sweep.lock import LOCK
@@ -55,7 +55,7 @@ class SweepDirectory:
                 raise ValueError(
                     f"run_dir={path} is not empty and holds no sweep (no {CELLS}): choose another"
                 )
-        boundary("make", path)
+        files.boundary("make", path)
         path.mkdir(parents=True, exist_ok=True)
         return cls(path)
 
@@ -98,22 +98,22 @@ class SweepDirectory:
     def begin(self, cell: Cell) -> Path:
         """A new directory for a run of the cell."""
         path = self.path / f"{cell.name}{_RUNNING}{secrets.token_hex(4)}"
-        boundary("make", path)
+        files.boundary("make", path)
         path.mkdir()
         return path
 
     def keep(self, cell_name: str, running: Path) -> None:
         """The run has ended: its directory becomes the cell's, in place of an older one."""
-        replace_directory(running, self.path / cell_name)
+        files.replace_directory(running, self.path / cell_name)
 
     def tidy(self) -> None:
         """After a sweep that was ended: keep runs that had ended, remove what others left.
 
         Call it only while nothing runs here.
         """
-        remove_temporaries(self.path)
+        files.remove_temporaries(self.path)
         for running in sorted(self.path.glob(f"*{_RUNNING}*")):
             if (running / MARKER).is_file():
                 self.keep(running.name.split(_RUNNING)[0], running)
             else:
-                remove_directory(running)
+                files.remove_directory(running)
