@@ -23,6 +23,7 @@ from omegaconf import DictConfig
 
 from paxserve import (
     __version__,
+    capacity_command,
     check_kernels_command,
     pairs_command,
     replay_command,
@@ -61,6 +62,7 @@ examples:
   paxserve pairs                                        which choices go together
   paxserve replay DIR admission=sjf                     the same requests, another policy
   paxserve check-kernels --quick                        TPU and GPU kernels without either
+  paxserve capacity --slo p99_itl_ms=100 OVERRIDES      the highest rate that meets an SLO
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -90,6 +92,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs_command.add(commands)
     replay_command.add(commands)
     check_kernels_command.add(commands)
+    capacity_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = _parsed(parser, arguments)

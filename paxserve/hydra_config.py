@@ -47,7 +47,13 @@ def custom_policies(overrides: Sequence[str], *, scratch: str) -> list[str]:
         rewritten = [f"hydra.launcher.{o}" if o.startswith(_OF_THE_SWEEP) else o for o in rewritten]
     # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
     flags = [argument for argument in rewritten if not _is_override(argument)]
-    return [*flags, f"hydra.sweep.dir='{scratch}'", *_QUIET, *_NO_LOGS, *filter(_is_override, rewritten)]
+    return [
+        *flags,
+        f"hydra.sweep.dir='{scratch}'",
+        *_QUIET,
+        *_NO_LOGS,
+        *filter(_is_override, rewritten),
+    ]
 
 
 def _rewritten(overrides: Sequence[str]) -> list[str]:

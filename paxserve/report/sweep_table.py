@@ -46,9 +46,7 @@ def print_sweep(table: pa.Table, *, console: Console | None = None) -> None:
 def _headings(axes: list[str]) -> list[str]:
     """The last word of each key, if no other has the same."""
     last = [axis.rpartition(".")[2] for axis in axes]
-    return [
-        word if last.count(word) == 1 else axis for word, axis in zip(last, axes, strict=True)
-    ]
+    return [word if last.count(word) == 1 else axis for word, axis in zip(last, axes, strict=True)]
 
 
 def _axis_text(value: Any) -> str:

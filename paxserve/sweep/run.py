@@ -81,9 +81,7 @@ def sweep(path: Path, cells: Sequence[Cell], *, resume: str, num_jobs: int) -> i
     return _exit_code(directory, asked, terminal)
 
 
-def _plan(
-    path: Path, asked: Sequence[Cell], states: dict[str, State], todo: Sequence[Cell]
-) -> str:
+def _plan(path: Path, asked: Sequence[Cell], states: dict[str, State], todo: Sequence[Cell]) -> str:
     counts = [f"{list(states.values()).count(s)} {s}" for s in State if s in states.values()]
     return f"{path}: {len(asked)} cells ({', '.join(counts)}); {len(todo)} to run"
 
@@ -91,9 +89,7 @@ def _plan(
 class _Told:
     """What is said of each cell that ends: of how many, what it was, how long the rest may take."""
 
-    def __init__(
-        self, directory: SweepDirectory, todo: Sequence[Cell], terminal: Terminal
-    ) -> None:
+    def __init__(self, directory: SweepDirectory, todo: Sequence[Cell], terminal: Terminal) -> None:
         self._directory, self._terminal, self._total = directory, terminal, len(todo)
         self._axes = axes_of(todo)
         self._num_done = self._num_failed = 0

@@ -234,7 +234,9 @@ def test_what_must_be_set_is_named():
 
 def test_a_choice_of_ones_own_does_not_inherit_from_the_one_it_replaces():
     def composed(custom):
-        (rewritten,) = [o for o in custom_policies([custom], scratch='x') if o.startswith("+custom")]
+        (rewritten,) = [
+            o for o in custom_policies([custom], scratch="x") if o.startswith("+custom")
+        ]
         return compose_config(["workload=synthetic", rewritten])
 
     plain, chosen, _ = composed("workload/arrivals=my:Own")

@@ -10,7 +10,6 @@ import os
 import signal
 import subprocess
 import time
-from pathlib import Path
 from types import SimpleNamespace
 
 from paxserve import files
@@ -118,7 +117,9 @@ def _sweep(path, number, resume, num_jobs, at, victim):
     os._exit(sweep(path, cells_of(number), resume=resume, num_jobs=num_jobs))
 
 
-def run_sweep(path, number, *, resume="missing", num_jobs=1, at=None, victim=WHOLE_SWEEP, after_s=None):
+def run_sweep(
+    path, number, *, resume="missing", num_jobs=1, at=None, victim=WHOLE_SWEEP, after_s=None
+):
     """Sweep, perhaps not to the end.
 
     Returns its exit code, and the boundaries that it and its cells came by.

@@ -46,8 +46,9 @@ def test_a_name_follows_from_the_config_not_from_how_it_was_asked_for():
 
 
 @pytest.mark.parametrize(
-    "change", ["seed=2", "limits.block_size=16", "batching=textbook", "workload.limit=3", "gate=[watermark]"]
-)  # fmt: skip
+    "change",
+    ["seed=2", "limits.block_size=16", "batching=textbook", "workload.limit=3", "gate=[watermark]"],
+)
 def test_whatever_a_run_reads_changes_its_name(change):
     base = ("seed=1", "limits.block_size=8", "batching=static")
     assert composed(*base).name != composed(*base, change).name
@@ -81,7 +82,9 @@ def test_a_cell_is_plain_data():
 
 
 def test_values_and_axes():
-    config = composed("workload=synthetic", "workload/arrivals=gamma", "workload.arrivals.rate=3").config
+    config = composed(
+        "workload=synthetic", "workload/arrivals=gamma", "workload.arrivals.rate=3"
+    ).config
     assert value_of(config, "workload.arrivals") == "gamma"
     assert value_of(config, "workload.arrivals.rate") == 3
     assert value_of(config, "batching") == "chunked_prefill"
@@ -191,9 +194,9 @@ def test_a_second_sweep_is_refused_and_a_killed_one_waited_for(tmp_path):
     )
     with holder:
         assert holder.stdout.readline() == b"held\n"
-        with pytest.raises(ValueError, match=f"in use by another sweep .process {holder.pid} on"):
-            with locked(tmp_path, say=print):
-                pass
+        in_use = f"in use by another sweep .process {holder.pid} on"
+        with pytest.raises(ValueError, match=in_use), locked(tmp_path, say=print):
+            pass
         holder.kill()
         holder.wait()
         said = []
@@ -222,7 +225,9 @@ def test_the_table_has_a_row_per_cell(tmp_path):
         if number == 2:
             finish(directory, one, error="no")
         else:
-            finish(directory, one, {"completed": number, "rate": 1 if number else 0.5, "none": None})
+            finish(
+                directory, one, {"completed": number, "rate": 1 if number else 0.5, "none": None}
+            )
     table = sweep_table(directory)
     assert table.column_names == [
         "cell", "limits.block_size", "seed", "state", "completed", "rate", "none",
@@ -247,6 +252,8 @@ def test_the_table_does_not_depend_on_the_order_of_things(tmp_path):
         for seed in order:
             finish(directory, cell(seed=seed), {"duration": 0.1 * seed})
         write_sweep_table(directory)
-        tables.append([(directory.path / f"table.{kind}").read_bytes() for kind in ("parquet", "csv")])
+        tables.append(
+            [(directory.path / f"table.{kind}").read_bytes() for kind in ("parquet", "csv")]
+        )
     assert tables[0] == tables[1]
     assert pq.read_table(tmp_path / "0" / "table.parquet")["seed"].to_pylist() == [0, 1, 2]

@@ -68,7 +68,11 @@ def assert_it_goes_on(path: Path, number: int, undisturbed: Path, *, resume="mis
     if path.exists():
         assert_nothing_is_half_written(path)
     before = states_in(path, cells)
-    kept = {cell.name: files_in(path / cell.name) for cell in cells if before[cell.name] != State.MISSING}
+    kept = {
+        cell.name: files_in(path / cell.name)
+        for cell in cells
+        if before[cell.name] != State.MISSING
+    }
     whole = {
         directory.name.partition(".running-")[0]
         for directory in path.glob("*.running-*")
@@ -84,7 +88,9 @@ def assert_it_goes_on(path: Path, number: int, undisturbed: Path, *, resume="mis
         if before[name] not in again:
             assert files_in(path / name) == files
     assert table_of(path) == table_of(undisturbed)
-    assert {entry.name for entry in path.iterdir()} == {entry.name for entry in undisturbed.iterdir()}
+    assert {entry.name for entry in path.iterdir()} == {
+        entry.name for entry in undisturbed.iterdir()
+    }
     return missing
 
 
@@ -161,7 +167,7 @@ def kill_cell_at(tmp_path, undisturbed, at):
     reference, _ = undisturbed(number)
     path = tmp_path / str(at) / "sweep"
     path.parent.mkdir()
-    code, boundaries = run_sweep(path, number, at=at, victim=ITS_CELL)
+    code, _ = run_sweep(path, number, at=at, victim=ITS_CELL)
     states = states_in(path, cells_of(number))
     if State.FAILED not in states.values():  # the boundary was the sweep's own
         assert code == 0
@@ -173,7 +179,9 @@ def kill_cell_at(tmp_path, undisturbed, at):
     assert assert_it_goes_on(path, number, reference, resume="failed") == [failed]
 
 
-@pytest.mark.parametrize("kind", [("written", "steps.parquet"), ("there", "complete")], ids=" ".join)
+@pytest.mark.parametrize(
+    "kind", [("written", "steps.parquet"), ("there", "complete")], ids=" ".join
+)
 def test_a_cell_killed_at_a_boundary(tmp_path, undisturbed, kind):
     kill_cell_at(tmp_path, undisturbed, sample_of(undisturbed(2)[1])[kind])
 
@@ -227,5 +235,3 @@ def test_killed_at_20_random_moments(tmp_path, undisturbed):
         interrupted += code == -9 and 0 < list(before.values()).count(State.MISSING) < number
         assert_it_goes_on(path, number, reference)
     assert interrupted > 3
-
-

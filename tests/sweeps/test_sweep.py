@@ -59,8 +59,12 @@ def test_a_failing_cell_does_not_hurt_the_others(tmp_path, capsys):
         if not cell.config["act"].startswith("ok")
     }
     assert notes["fail-1"] == "number 1 is wrong\n\nTraceback ..."
-    assert notes["kill-1"] == "the process was ended by SIGKILL; its last words:\n\ndoing act=kill-1\n"
-    assert notes["exit-3"].startswith("the process ended with exit code 3; its last words:\n\ndoing")
+    assert (
+        notes["kill-1"] == "the process was ended by SIGKILL; its last words:\n\ndoing act=kill-1\n"
+    )
+    assert notes["exit-3"].startswith(
+        "the process ended with exit code 3; its last words:\n\ndoing"
+    )
     assert notes["exit-0"].startswith("the process ended with exit code 0")
     told = capsys.readouterr().err
     assert f"cell 1 of 7, {cells[0].name} act=fail-1: FAILED: number 1 is wrong (" in told
@@ -198,7 +202,9 @@ def test_a_sweep_from_the_command_line(cli, tmp_path):
     assert [cells[n]["state"] for n in (9, 1, 0)] == ["complete", "failed", "failed"]
     assert (cells[9]["completed"], cells[1]["completed"]) == (3, None)
     note = (path / cells[1]["cell"] / "error.txt").read_text()
-    assert note.startswith("num_blocks_override must be an integer of at least 2, got 1\n\nTraceback")
+    assert note.startswith(
+        "num_blocks_override must be an integer of at least 2, got 1\n\nTraceback"
+    )
     assert "FAILED: num_blocks_override must be" in err
     config = yaml.safe_load((path / cells[9]["cell"] / "config.yaml").read_text())
     assert config["run_dir"] == str(path / cells[9]["cell"])
@@ -248,7 +254,11 @@ def test_a_cell_ends_with_a_sweep_that_is_killed(tmp_path):
     running.kill()
     running.wait()
     done = subprocess.run(
-        [*command, "workload.num_requests=2"], check=False, capture_output=True, text=True, timeout=200
+        [*command, "workload.num_requests=2"],
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=200,
     )
     assert done.returncode == 0, done.stderr
     left = SweepDirectory.read(tmp_path)
