@@ -13,12 +13,13 @@ from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_poli
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
 from paxserve.intake import InvalidRequest
-from paxserve.metrics import Summary, summarize
+from paxserve.metrics import Summary, request_record, summarize
 from paxserve.notices import Say
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
 from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
+from paxserve.service_level import RequestBounds
 from paxserve.settings import Knobs, from_section
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
@@ -36,6 +37,7 @@ class Prepared:
     made: Made
     source: Source
     params: SamplingParams
+    bounds: RequestBounds
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -107,6 +109,7 @@ def prepare(
     logs_blocks = config.get("record_blocks", False)
     if not isinstance(logs_blocks, bool):
         raise ValueError(f"record_blocks must be true or false, got {logs_blocks!r}")
+    bounds = from_section(RequestBounds, knobs.section("goodput"))
     composed = _policies(knobs, choices, policies or {})
     if workload is None:
         workload = _workload(knobs, choices)
@@ -129,7 +132,10 @@ def prepare(
     tokenizer = made.tokenizer
     vocabulary = Vocabulary(made.vocab_size, None if tokenizer is None else tokenizer.encode)
     return Prepared(
-        made=made, source=workload.open(seed=seed, vocabulary=vocabulary), params=params
+        made=made,
+        source=workload.open(seed=seed, vocabulary=vocabulary),
+        params=params,
+        bounds=bounds,
     )
 
 
@@ -149,7 +155,11 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
         engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
     )
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
+    records = map(request_record, engine.requests if prepared.bounds.given else ())
+    duration_s = float(summary["duration"] or 0)
+    num_sent = len(engine.requests) + len(refused)
     extra: Summary = {
+        **prepared.bounds.goodput(records, num_sent=num_sent, duration_s=duration_s),
         "num_refused": len(refused),
         "warm_up_s": warm_up_s,
         "num_executables": num_executables,

@@ -33,7 +33,6 @@ from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
 from paxserve.block_log import BlockChange
@@ -41,6 +40,8 @@ from paxserve.engine import Engine
 from paxserve.events import Event
 from paxserve.executor import Executor
 from paxserve.experiment import Run
+from paxserve.files import write_arrow
+from paxserve.files import write_text as write_text  # others write through here, too
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord, request_record
 from paxserve.outputs import CompletionOutput, RequestOutput
@@ -49,6 +50,7 @@ from paxserve.records import StepRecord
 
 MARKER = "complete"
 FAILURE = "error.txt"
+LOG = "log.txt"  # of a cell of a sweep: what it printed
 _PACKAGES = ("paxserve", "jax", "jaxlib", "flax", "numpy")
 
 
@@ -61,13 +63,19 @@ def new_run_dir(wanted: str | None, *, under: Path = Path("runs")) -> Path:
     Raises:
         ValueError: it holds something already, other than the note of a run that failed.
     """
-    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-    path = under / name if wanted is None else Path(wanted)
-    if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - {FAILURE}):
+    path = new_run_path(wanted, under=under)
+    notes = {FAILURE, LOG}
+    if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - notes):
         raise ValueError(f"run_dir={path} is not empty: choose another, or remove it first")
     path.mkdir(parents=True, exist_ok=True)
     (path / FAILURE).unlink(missing_ok=True)
     return path
+
+
+def new_run_path(wanted: str | None, *, under: Path = Path("runs")) -> Path:
+    """The path alone; see `new_run_dir`."""
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+    return under / name if wanted is None else Path(wanted)
 
 
 def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
@@ -127,21 +135,7 @@ def write_table(
     hints = {**get_type_hints(record), **(more or {})}
     hints.pop("terms_s", None)  # each has a column of its own
     schema = pa.schema([(name, _arrow_type(hint)) for name, hint in hints.items()])
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all: a temporary name, flushed to disk, renamed."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    write_arrow(path, pa.Table.from_pylist(rows, schema=schema))
 
 
 def _output_line(output: RequestOutput) -> dict[str, Any]:

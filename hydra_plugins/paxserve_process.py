@@ -1,0 +1,69 @@
+"""`hydra/launcher=process`: what Hydra calls with the cells of `paxserve run -m`.
+
+Owns: from Hydra's overrides to cells. In: lists of overrides. Out: an exit code, and nothing for
+Hydra. Must not know: how cells run.
+
+It lies here since Hydra looks for launchers in the namespace `hydra_plugins` only, where every
+program that uses Hydra imports it: so it imports the rest of paxserve when it is asked to launch.
+"""
+
+import sys
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from hydra.core.utils import JobReturn
+from hydra.plugins.launcher import Launcher
+from hydra.types import HydraContext, TaskFunction
+from omegaconf import DictConfig
+
+if TYPE_CHECKING:
+    from paxserve.sweep.cell import Cell
+
+
+class ProcessLauncher(Launcher):
+    """Its settings are those of configs/hydra/launcher/process.yaml."""
+
+    def __init__(self, n_jobs: Any, resume: Any) -> None:
+        self._num_jobs, self._resume = n_jobs, resume
+
+    def setup(
+        self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
+    ) -> None:
+        """See `Launcher`."""
+        self._loader, self._config = hydra_context.config_loader, config
+
+    def launch(
+        self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
+    ) -> Sequence[JobReturn]:
+        """See `Launcher`. Ends the program with the sweep's exit code where that is not 0."""
+        from paxserve.results import new_run_path
+        from paxserve.sweep.run import sweep
+
+        try:
+            cells = [self._cell(overrides) for overrides in job_overrides]
+            path = new_run_path(self._config.get("run_dir"))
+            code = sweep(path, cells, resume=self._resume, num_jobs=self._num_jobs)
+        except (ValueError, OSError) as error:
+            print(f"paxserve: error: {error}", file=sys.stderr)
+            code = 2
+        if code:
+            raise SystemExit(code)
+        return []
+
+    def _cell(self, overrides: Sequence[str]) -> "Cell":
+        from paxserve.hydra_config import key_of, plain_config
+        from paxserve.sweep.cell import Cell
+
+        config = self._loader.load_sweep_config(self._config, list(overrides))
+        plain, choices, _ = plain_config(config)
+        own = [override for override in overrides if not _is_of_the_sweep(key_of(override))]
+        keys = [key_of(override).removeprefix("custom.").replace("__", ".") for override in own]
+        return Cell(
+            overrides=tuple(own),
+            keys=tuple(dict.fromkeys(keys)),
+            config={"choices": choices, **plain},
+        )
+
+
+def _is_of_the_sweep(key: str) -> bool:
+    return key == "run_dir" or key.startswith("hydra.")

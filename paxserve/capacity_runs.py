@@ -1,0 +1,144 @@
+"""What a rate gives, measured by a run of its own.
+
+Owns: the runs of a capacity search: where they lie, that none is made twice, and the figures that
+are taken from one. In: overrides, a rate. Out: figures. Must not know: the search.
+
+The directory is that of a sweep over `workload.arrivals.rate` whose cells are asked for one after
+the other; so an ended search goes on, a second SLO costs only the rates that it asks for anew, and
+`experiments/compare.py` draws it.
+"""
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import pyarrow.parquet as pq
+
+from paxserve import experiment
+from paxserve.capacity import GROWTH, Capacity, Probe, search
+from paxserve.experiment import Progress, Run
+from paxserve.files import remove_directory
+from paxserve.hydra_config import Composed, compose_config, key_of
+from paxserve.metrics import Summary
+from paxserve.notices import Say
+from paxserve.results import write_results
+from paxserve.service_level import RequestBounds, Slo, Times, queue_growth
+from paxserve.sweep.cell import Cell
+from paxserve.sweep.directory import State, SweepDirectory
+from paxserve.sweep.lock import locked
+from paxserve.sweep.table import write_sweep_table
+
+RATE_KEY = "workload.arrivals.rate"
+
+
+def find_capacity(
+    overrides: Sequence[str],
+    slo: Slo,
+    *,
+    out: Path,
+    say: Say,
+    progress: Progress,
+    on_probe: Callable[[Probe], None] = lambda probe: None,
+    **limits: float | None,
+) -> Capacity:
+    """Search the highest rate, with a run per probe in this process.
+
+    Args:
+        overrides: as of `paxserve run`, but for the rate; with one seed, so that all probes have
+            the same requests.
+        slo: what is to be met.
+        out: the directory, new or of an earlier search.
+        say, progress: as of `experiment.run`.
+        on_probe: as of `search`.
+        limits: `tolerance`, `start`, `lowest` and `highest` of `search`.
+
+    Raises:
+        ValueError: as of `search` or of a run; or the workload has no rate.
+    """
+    if RATE_KEY in map(key_of, overrides):
+        raise ValueError(f"{RATE_KEY} is what is searched for: leave it out")
+    _composed(overrides, rate=1.0)  # whatever is wrong with it is said before anything is made
+    directory = SweepDirectory.made(out)
+    with locked(out, say=say):
+        directory.tidy()
+        runs = _Runs(directory, overrides, slo.per_request, say, progress)
+        given = {name: value for name, value in limits.items() if value is not None}
+        found = search(runs.measure, slo, on_probe=on_probe, **given)
+        write_sweep_table(directory)
+    return found
+
+
+class _Runs:
+    def __init__(
+        self,
+        directory: SweepDirectory,
+        overrides: Sequence[str],
+        per_request: RequestBounds,
+        say: Say,
+        progress: Progress,
+    ) -> None:
+        self._directory, self._overrides, self._per_request = directory, overrides, per_request
+        self._say, self._progress = say, progress
+
+    def measure(self, rate: float) -> Summary:
+        """The figures of a run at this rate, read from its files: made now if they are not there.
+
+        Raises:
+            ValueError: as of `experiment.run`, or no request was completed.
+        """
+        composed = _composed(self._overrides, rate)
+        config, choices, _ = composed
+        asked = (*self._overrides, f"{RATE_KEY}={rate}")
+        cell = Cell(
+            overrides=asked,
+            keys=tuple(map(key_of, asked)),
+            config={"choices": choices, **config},
+        )
+        if self._directory.state(cell) is not State.COMPLETE:
+            self._run(cell, composed)
+        return figures_of(self._directory.of(cell), self._per_request)
+
+    def _run(self, cell: Cell, composed: Composed) -> None:
+        self._directory.add([cell])
+        config, choices, explicit = composed
+        running = self._directory.begin(cell)
+        try:
+            done = experiment.run(
+                config, choices=choices, explicit=explicit, say=self._say, progress=self._progress
+            )
+            _check_completed(done)
+            write_results(done, running, config=cell.config)
+            self._directory.keep(cell.name, running)
+        finally:
+            remove_directory(running)
+
+
+def figures_of(run: Path, per_request: RequestBounds) -> Summary:
+    """The summary of a saved run, its goodput if there are bounds, and the growth of its queue."""
+    summary: Summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    table = pq.read_table(run / "requests.parquet", columns=list(Times._fields))
+    times = [Times(**row) for row in table.to_pylist()]
+    num_sent = len(times) + int(summary["num_refused"] or 0)
+    goodput = per_request.goodput(
+        times, num_sent=num_sent, duration_s=float(summary["duration"] or 0)
+    )
+    return {**summary, **goodput, GROWTH: queue_growth(times)}
+
+
+def _composed(overrides: Sequence[str], rate: float) -> Composed:
+    try:
+        return compose_config([*overrides, f"{RATE_KEY}={rate}"])
+    except ValueError as error:
+        if RATE_KEY not in str(error):
+            raise
+        raise ValueError(
+            f"this workload has no {RATE_KEY}: choose workload/arrivals=poisson or gamma, and a "
+            "workload that has arrivals"
+        ) from error
+
+
+def _check_completed(done: Run) -> None:
+    if not done.summary["completed"]:
+        errors = [str(error) for _, error in done.refused]
+        errors += [r.error for r in done.engine.requests if r.error is not None]
+        raise ValueError(f"no request was completed: {errors[0] if errors else 'there was none'}")
