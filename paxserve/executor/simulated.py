@@ -11,11 +11,13 @@ from collections import deque
 import numpy as np
 
 from paxserve.cost_model import Costs
-from paxserve.device.buckets import Buckets, Exact
+from paxserve.device.buckets import Bucket, Buckets, Exact
 from paxserve.hash_model import mix, token_logprobs
 from paxserve.limits import Limits
 from paxserve.step import NO_OUTPUT, DecodeRows, RowOutput, StepPlan, StepResult
 from paxserve.step_shape import shape_of
+
+NOTHING = Bucket(0, 0)
 
 
 class Simulated:
@@ -54,7 +56,9 @@ class Simulated:
             self._outputs[entry.row] = RowOutput((token,))
             self._num_logprobs[entry.row] = entry.sampling.num_logprobs
         num_tokens, num_rows = plan.num_tokens, len(plan.rows)
-        padded = self._buckets.choose(num_tokens=num_tokens, num_rows=num_rows)
+        padded = NOTHING  # runs where there are only swaps
+        if num_rows:
+            padded = self._buckets.choose(num_tokens=num_tokens, num_rows=num_rows)
         shape = shape_of(plan, padded_tokens=padded.num_tokens, padded_rows=padded.num_rows)
         terms_s = self._cost_of(shape)
         self._in_flight.append(
