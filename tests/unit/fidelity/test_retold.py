@@ -4,15 +4,18 @@ import json
 
 import pyarrow.parquet as pq
 import pytest
-from builders import Dictated, make_request
+from builders import Dictated, make_limits, make_request
 from real_builders import keep_compiled_programs, loaded
 
 from paxserve.cost_model import Costs
+from paxserve.device.buckets import Buckets
+from paxserve.executor.simulated import Simulated
 from paxserve.fidelity.bench import Bench
 from paxserve.fidelity.comparing import EQUAL, figure_errors, likeness
 from paxserve.fidelity.retold import Retold
 from paxserve.hydra_config import compose_config
 from paxserve.results import write_results
+from paxserve.step import BlockCopy, StepPlan
 
 SIZES = (
     "hardware=host-cpu",
@@ -126,6 +129,21 @@ def test_a_beam_search_cannot_be_retold():
     beams = make_request(beam_width=2, max_tokens=4)
     with pytest.raises(ValueError, match=f"request {beams.request_id} is a beam search"):
         Retold(Dictated([]), [make_request(), beams])
+
+
+def test_a_step_that_only_swaps_runs_no_shape_as_on_the_device():
+    limits = make_limits()
+    simulated = Simulated(
+        limits=limits,
+        vocab_size=9,
+        costs=Costs(("blocks",), lambda shape: (float(shape.num_swapped),)),
+        bytes_per_block=10,
+        buckets=Buckets.for_limits(limits),
+    )
+    simulated.submit(StepPlan(1, (), swap_out=(BlockCopy(1, 0), BlockCopy(2, 1))))
+    result = simulated.collect()
+    assert (result.padded_tokens, result.padded_rows) == (0, 0)
+    assert (result.duration_s, result.swap_bytes, result.outputs) == (2.0, 20, ())
 
 
 def test_hardware_of_another_kind_is_refused():
