@@ -27,7 +27,9 @@ from paxserve import (
     replay_command,
     report_commands,
 )
+from paxserve.calibrate import command as calibrate_command
 from paxserve.experiment import Run, run
+from paxserve.fidelity import command as fidelity_command
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
 from paxserve.report.table import print_table
@@ -59,6 +61,8 @@ examples:
   paxserve pairs                                        which choices go together
   paxserve replay DIR admission=sjf                     the same requests, another policy
   paxserve check-kernels --quick                        TPU and GPU kernels without either
+  paxserve calibrate hardware=host-cpu --out FILE       what steps take on this device
+  paxserve fidelity hardware=host-cpu --calibrate       real against simulated, same workload
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -88,6 +92,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs_command.add(commands)
     replay_command.add(commands)
     check_kernels_command.add(commands)
+    calibrate_command.add(commands)
+    fidelity_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = _parsed(parser, arguments)

@@ -6,7 +6,7 @@ not know: how runs are compared.
 Compiling is what costs, so all real engines share one executor, one after another.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -19,15 +19,14 @@ from paxserve.executor import Executor
 from paxserve.executor.simulated import Simulated
 from paxserve.experiment import Prepared, Progress, Run, prepare, serve_prepared
 from paxserve.fidelity.retold import Retold, recorded_costs
-from paxserve.intake import Intake
+from paxserve.intake import Intake, Prompt
 from paxserve.limits import Limits
 from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel
 from paxserve.notices import Say
 from paxserve.settings import Knobs
-from paxserve.workload import Source
-
-SIMULATED_ONLY = ("hardware", "cost_model")  # groups that a real run does not read
+from paxserve.step import RowSampling
+from paxserve.workload import Source, Workload
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -51,17 +50,24 @@ class Bench:
         explicit: Iterable[str],
         say: Say,
         progress: Progress,
+        reads: Collection[str] = ("hardware",),
+        workload: Workload | None = None,
     ) -> "Bench":
-        """Build the real engine; arguments and errors are those of `experiment.prepare`.
+        """Build the real engine.
+
+        Args:
+            config, choices, explicit, say, progress, workload: as of `experiment.run`.
+            reads: groups that a real run does not read, and the caller does.
 
         Raises:
-            ValueError: another executor than the real one, or hardware of another kind than the
-                device.
+            ValueError: as of `experiment.prepare`; another executor than the real one; or hardware
+                of another kind than the device.
+            FileNotFoundError, ModuleNotFoundError, NotImplementedError: likewise.
         """
         if choices["executor"] != "real":
             raise ValueError(f"executor={choices['executor']} measures nothing: choose real")
-        read = [key for key in explicit if key.split(".")[0] not in SIMULATED_ONLY]
-        prepared = prepare(config, choices=choices, explicit=read, say=say)
+        asked = [key for key in explicit if key.split(".")[0] not in reads]
+        prepared = prepare(config, choices=choices, explicit=asked, say=say, workload=workload)
         return cls(
             prepared=prepared,
             target=_target(config, choices, prepared),
@@ -86,13 +92,20 @@ class Bench:
         found: Buckets = self.executor.buckets
         return found
 
-    def real(self, source: Source | None = None) -> Run:
+    @property
+    def row_sampling(self) -> RowSampling:
+        """Of a request with the run's settings."""
+        prompt: Prompt = {"prompt_token_ids": [0]}
+        return self._intake().make(prompt, self.prepared.params, arrival_s=0.0).sampling
+
+    def real(self, source: Source | None = None, *, executor: Executor | None = None) -> Run:
         """Serve on the device; the clock remembers its readings.
 
         Args:
             source: of arrivals; default: the workload's.
+            executor: the real one, with something around it.
         """
-        return self._serve(self.executor, RecordingClock(WallClock()), source)
+        return self._serve(executor or self.executor, RecordingClock(WallClock()), source)
 
     def simulated(self, costs: Costs, told: Run, source: Source | None = None) -> Run:
         """Serve on a virtual clock, with what the sequences of a real run said."""
@@ -126,21 +139,23 @@ class Bench:
         )
 
     def _engine(self, executor: Executor, clock: Clock) -> Engine:
-        made = self.prepared.made
-        model = _model(made.model)
         return Engine(
             limits=self.limits,
-            policies=made.engine.scheduler.policies,
+            policies=self.prepared.made.engine.scheduler.policies,
             executor=executor,
             clock=clock,
-            intake=Intake(
-                limits=self.limits,
-                vocab_size=made.vocab_size,
-                eos_token_ids=model.config.eos_token_ids,
-                tokenizer=made.tokenizer,
-                seed=self.seed,
-            ),
+            intake=self._intake(),
+            tokenizer=self.prepared.made.tokenizer,
+        )
+
+    def _intake(self) -> Intake:
+        made = self.prepared.made
+        return Intake(
+            limits=self.limits,
+            vocab_size=made.vocab_size,
+            eos_token_ids=_model(made.model).config.eos_token_ids,
             tokenizer=made.tokenizer,
+            seed=self.seed,
         )
 
 
