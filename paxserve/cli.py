@@ -29,7 +29,9 @@ from paxserve import (
     replay_command,
     report_commands,
 )
+from paxserve.calibrate import command as calibrate_command
 from paxserve.experiment import Run, run
+from paxserve.fidelity import command as fidelity_command
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
 from paxserve.plan import command as plan_command
@@ -65,6 +67,8 @@ examples:
   paxserve check-kernels --quick                        TPU and GPU kernels without either
   paxserve plan model=llama-3-70b hardware=h100 tp=4    memory, batches, step times, limits
   paxserve capacity --slo p99_itl_ms=100 OVERRIDES      the highest rate that meets an SLO
+  paxserve calibrate hardware=host-cpu --out FILE       what steps take on this device
+  paxserve fidelity hardware=host-cpu --calibrate       real against simulated, same workload
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -96,6 +100,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     check_kernels_command.add(commands)
     plan_command.add(commands)
     capacity_command.add(commands)
+    calibrate_command.add(commands)
+    fidelity_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = _parsed(parser, arguments)

@@ -6,9 +6,9 @@ settings and the choices made per group. Out: a `Run`. Must not know: Hydra, fil
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
-from paxserve.clock import VirtualClock
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
@@ -32,12 +32,16 @@ class ServingFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A run before its first request: everything is built and checked, nothing is warmed up."""
+    """A run before its first request: everything is built and checked, nothing is warmed up.
+
+    `open_source` opens the workload once more: the same arrivals, none of them taken.
+    """
 
     made: Made
     source: Source
     params: SamplingParams
     bounds: RequestBounds
+    open_source: Callable[[], Source]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -87,7 +91,7 @@ def run(
         config, choices=choices, explicit=explicit, say=say, policies=policies, workload=workload
     )
     try:
-        return _serve(prepared, say, progress)
+        return serve_prepared(prepared, say, progress)
     except Exception as error:
         raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
 
@@ -131,15 +135,18 @@ def prepare(
     knobs.check_all_read()
     tokenizer = made.tokenizer
     vocabulary = Vocabulary(made.vocab_size, None if tokenizer is None else tokenizer.encode)
+    open_source = partial(workload.open, seed=seed, vocabulary=vocabulary)
     return Prepared(
         made=made,
-        source=workload.open(seed=seed, vocabulary=vocabulary),
+        source=open_source(),
         params=params,
         bounds=bounds,
+        open_source=open_source,
     )
 
 
-def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
+def serve_prepared(prepared: Prepared, say: Say, progress: Progress) -> Run:
+    """Warm up, serve all that comes, measure."""
     engine, source = prepared.made.engine, prepared.source
     warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
@@ -217,7 +224,7 @@ def warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple
     """Build what requests with these settings need; returns the seconds it took and how many
     executables there are.
     """
-    if isinstance(engine.clock, VirtualClock):
+    if not hasattr(engine.executor, "warm_up"):
         return 0.0, 0
     from paxserve.executor.real import Real
 

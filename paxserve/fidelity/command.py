@@ -1,0 +1,156 @@
+"""`paxserve fidelity`: arguments in, a table, a file and an exit code out.
+
+Owns: its arguments and what it prints. Must not know: how runs are made or compared; that is
+imported when needed.
+"""
+
+import argparse
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.table import Table
+
+from paxserve.calibrate.command import check_at_least_one, print_profile
+from paxserve.results import check_writable, write_text
+from paxserve.terminal import Terminal
+
+if TYPE_CHECKING:
+    from paxserve.cost_model import Costs
+    from paxserve.fidelity.bench import Bench
+    from paxserve.fidelity.trial import Trial
+    from paxserve.step_profile import Profile
+
+REPEATS, REPETITIONS = 5, 3
+
+
+def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    """Add the command; `act` returns its exit code."""
+    fidelity = commands.add_parser("fidelity", help="one workload real and simulated, compared")
+    fidelity.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=_OVERRIDES)
+    fidelity.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=_REPEATS)
+    fidelity.add_argument("--load", type=float, metavar="SHARE", help=_LOAD)
+    fidelity.add_argument("--calibrate", action="store_true", help=_CALIBRATE)
+    fidelity.add_argument("--repetitions", type=int, metavar="N", help=_REPETITIONS)
+    fidelity.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")
+    fidelity.set_defaults(act=_fidelity)
+
+
+_OVERRIDES = "as of paxserve run with executor=real; cost_model and hardware of the simulated runs"
+_REPEATS = f"real runs, and simulated ones, in turn; default: {REPEATS}"
+_LOAD = "spread arrivals to this share of the rate that the engine serves; default: as they are"
+_CALIBRATE = "measure steps anew before each real run, instead of the chosen cost_model"
+_REPETITIONS = f"with --calibrate: how often each step is measured; default: {REPETITIONS}"
+
+
+def _fidelity(arguments: argparse.Namespace) -> int:
+    from paxserve.calibrate.profiling import calibrate
+    from paxserve.compose import load
+    from paxserve.fidelity.bench import Bench
+    from paxserve.fidelity.trial import hold_trial
+    from paxserve.hydra_config import compose_config
+
+    _check(arguments)
+    config, choices, explicit = compose_config(arguments.overrides)
+    terminal, profiles = Terminal(), list["Profile"]()
+    try:
+        bench = Bench.made(
+            config,
+            choices=choices,
+            explicit=explicit,
+            say=terminal.say,
+            progress=terminal.progress,
+            reads=("hardware",) if arguments.calibrate else ("hardware", "cost_model"),
+        )
+
+        def costs(turn: int) -> "Costs":
+            if not arguments.calibrate:
+                model = load("cost_model", choices["cost_model"], config["cost_model"])
+                return bench.costs(model)
+            terminal.say(f"calibration {turn + 1} of {arguments.repeats}")
+            repetitions = arguments.repetitions or REPETITIONS
+            profiles.append(calibrate(bench, repetitions=repetitions, seed=bench.seed + turn))
+            return profiles[-1].costs()
+
+        trial = hold_trial(bench, costs, repeats=arguments.repeats, load=arguments.load)
+    finally:
+        terminal.close()
+    print_trial(trial)
+    for profile in profiles[-1:]:
+        print_profile(profile)
+    if arguments.json is not None:
+        data = as_data(trial, profiles, bench) | {"overrides": arguments.overrides}
+        write_text(arguments.json, json.dumps(data, indent=1) + "\n")
+    return 0 if trial.holds else 1
+
+
+def _check(arguments: argparse.Namespace) -> None:
+    check_at_least_one("--repeats", arguments.repeats)
+    if arguments.repetitions is not None:
+        check_at_least_one("--repetitions", arguments.repetitions)
+        if not arguments.calibrate:
+            raise ValueError("--repetitions was set, but nothing reads it without --calibrate")
+    if arguments.load is not None and not 0 < arguments.load < 1:
+        raise ValueError(f"--load must be a share above 0 and below 1, got {arguments.load}")
+    if arguments.json is not None:
+        check_writable("--json", arguments.json)
+
+
+def print_trial(trial: "Trial", *, console: Console | None = None) -> None:
+    """A line per figure, and what the retold run came to."""
+    repeats = len(trial.real)
+    table = Table(
+        title=f"medians of {repeats} real and {repeats} simulated runs", title_justify="left"
+    )
+    for heading in ("figure", "real", "simulated", "error", "spread", "allowed", "holds"):
+        table.add_column(heading, justify="left" if heading == "figure" else "right")
+    for one in trial.compared:
+        table.add_row(
+            one.name,
+            *[f"{median:.4g}" for median in one.medians],
+            f"{one.error:+.1%}",
+            f"{one.spread:.1%}",
+            f"{one.allowed:.1%}",
+            "yes" if one.holds else "NO",
+        )
+    (console or Console()).print(table)
+    if trial.capacity is not None:
+        print(f"capacity, all there at once: {trial.capacity:.3g} requests/s")
+    told = trial.retold
+    print(
+        f"told the recorded step times: {told.num_decisions - told.num_different} of "
+        f"{told.num_decisions} decisions equal, figures to {told.worst_error:.1e} "
+        f"({told.worst_figure})"
+    )
+
+
+def as_data(trial: "Trial", profiles: Sequence["Profile"], bench: "Bench") -> dict[str, Any]:
+    """Everything, plain."""
+    from paxserve.results import environment
+
+    return {
+        "holds": trial.holds,
+        "capacity_requests_per_s": trial.capacity,
+        "figures": [
+            {
+                **asdict(one),
+                "error": one.error,
+                "spread": one.spread,
+                "allowed": one.allowed,
+                "holds": one.holds,
+            }
+            for one in trial.compared
+        ],
+        "retold": {
+            **asdict(trial.retold),
+            "first_difference": repr(trial.retold.first_difference),
+            "is_equal": trial.retold.is_equal,
+        },
+        "real": trial.real,
+        "simulated": trial.simulated,
+        "profiles": [profile.to_json() for profile in profiles],
+        "environment": environment(bench.prepared.made.device),
+    }
