@@ -19,7 +19,7 @@ from paxserve.executor import Executor
 from paxserve.experiment import Progress
 from paxserve.fidelity.bench import Bench
 from paxserve.limits import Limits
-from paxserve.step import DecodeRows, RowEntry, RowSampling, StepPlan, StepResult, TableWrite
+from paxserve.step import RowEntry, Rows, RowSampling, StepPlan, StepResult, TableWrite
 from paxserve.step_shape import StepShape, shape_of
 from paxserve.workload import Arrival, Source, Vocabulary
 from paxserve.workload.sources.listed import Listed
@@ -146,7 +146,7 @@ def _entering(limits: Limits, sampling: RowSampling) -> StepPlan:
     num_rows, per_row = limits.max_num_seqs, -(-longest_context(limits) // limits.block_size)
     return StepPlan(
         step_id=0,
-        rows=DecodeRows([0], [0], [0]),
+        rows=Rows.decodes([0], [0], [0]),
         entries=tuple([RowEntry(row, row, 1, sampling) for row in range(num_rows)]),
         table_writes=tuple(
             [

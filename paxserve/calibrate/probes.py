@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from paxserve.device.buckets import Bucket, Buckets
-from paxserve.step import DecodeRows, RowPlan, StepPlan
+from paxserve.step import RowPlan, Rows, StepPlan
 
 SHARES = (0.0, 0.5, 1.0)  # of the longest context, and of what a shape holds beyond the next lower
 NUM_CHUNKS = 3  # where there are several
@@ -36,12 +36,12 @@ class Probe(NamedTuple):
         """Sequence i in row i; its table must hold its tokens."""
         if all(num_tokens == 1 for _, num_tokens in self.rows):
             ids = list(range(len(self.rows)))
-            return StepPlan(step_id, DecodeRows(ids, ids, [first for first, _ in self.rows]))
+            return StepPlan(step_id, Rows.decodes(ids, ids, [first for first, _ in self.rows]))
         rows = [
             RowPlan(i, i, first, num, 1, () if num == 1 else tuple(range(num)))
             for i, (first, num) in enumerate(self.rows)
         ]
-        return StepPlan(step_id, tuple(rows))
+        return StepPlan(step_id, Rows.of(rows))
 
 
 def designed(buckets: Buckets, *, longest: int) -> list[Probe]:
