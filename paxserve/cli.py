@@ -27,6 +27,7 @@ from paxserve import (
     replay_command,
     report_commands,
 )
+from paxserve.engine import Engine
 from paxserve.experiment import Run, run
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
@@ -206,11 +207,13 @@ def _write(result: Run, path: Path, config: dict[str, Any]) -> None:
 def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
     terminal.close()
     lost = [f"request {arrival.request_id} was refused: {why}" for arrival, why in result.refused]
-    lost += [request.error for request in result.engine.requests if request.error is not None]
+    lost += errors_of(result.engine)
     for message in lost[:MOST_LOST_SHOWN]:
         terminal.say(message)
-    if len(lost) > MOST_LOST_SHOWN:
-        terminal.say(f"... and {len(lost) - MOST_LOST_SHOWN} more; see outputs.jsonl")
+    num_more = len(result.refused) + int(result.summary["failed"] or 0) - MOST_LOST_SHOWN
+    if num_more > 0:
+        kept = "requests.parquet" if result.engine.folded else "outputs.jsonl"
+        terminal.say(f"... and {num_more} more; see {kept}")
     print_table({path.name: result.summary})
     print(f"results: {path}")
     if result.summary["completed"]:
@@ -218,6 +221,13 @@ def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
     failure = RuntimeError("no request was completed")
     _note_failure(failure, path)
     return failure
+
+
+def errors_of(engine: Engine) -> list[str]:
+    """Of the requests that failed; the first of them where they were not kept."""
+    if engine.folded is not None:
+        return engine.folded.errors
+    return [request.error for request in engine.requests if request.error is not None]
 
 
 def _note_failure(error: Exception, path: Path | None) -> None:

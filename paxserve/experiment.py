@@ -12,8 +12,9 @@ from paxserve.clock import VirtualClock
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
+from paxserve.folded import FoldedRequests
 from paxserve.intake import InvalidRequest
-from paxserve.metrics import Summary, summarize
+from paxserve.metrics import Summary, request_columns, summarize_columns
 from paxserve.notices import Say
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
@@ -23,6 +24,8 @@ from paxserve.settings import Knobs, from_section
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
+
+RECORDS = ("full", "compact")
 
 
 class ServingFailed(RuntimeError):
@@ -67,7 +70,8 @@ def run(
     """Run one experiment.
 
     Args:
-        config: group -> key -> value, `seed`, and `record_blocks`: keep the log of blocks.
+        config: group -> key -> value, `seed`; `record_blocks`: keep the log of blocks; `record`:
+            full, or compact (see `folded.py`).
         choices: group -> the name that was chosen for it.
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
@@ -107,6 +111,11 @@ def prepare(
     logs_blocks = config.get("record_blocks", False)
     if not isinstance(logs_blocks, bool):
         raise ValueError(f"record_blocks must be true or false, got {logs_blocks!r}")
+    record = config.get("record", "full")
+    if record not in RECORDS:
+        raise ValueError(f"record must be one of {', '.join(RECORDS)}, got {record!r}")
+    if record == "compact" and logs_blocks:
+        raise ValueError("record=compact keeps no history, and record_blocks=true is one")
     composed = _policies(knobs, choices, policies or {})
     if workload is None:
         workload = _workload(knobs, choices)
@@ -124,6 +133,7 @@ def prepare(
         say=say,
         logs_blocks=logs_blocks,
         forks=params.num_sequences > 1,
+        folded=FoldedRequests() if record == "compact" else None,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer
@@ -148,7 +158,10 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
     refused = serve(
         engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
     )
-    summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
+    engine.fold()
+    folded = engine.folded
+    requests = request_columns(engine.requests) if folded is None else folded.columns()
+    summary = summarize_columns(requests, engine.steps, engine.ledger.columns())
     extra: Summary = {
         "num_refused": len(refused),
         "warm_up_s": warm_up_s,

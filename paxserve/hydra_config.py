@@ -159,6 +159,7 @@ def _is_no_setting(key: str) -> bool:
         "run",
         "run_dir",
         "seed",
+        "record",
         "record_blocks",
     ) or key.startswith("custom.")
 
