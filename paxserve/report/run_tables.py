@@ -41,7 +41,8 @@ class RunTables:
     """Everything saved of one run.
 
     `requests`, `steps`, `decisions` and `blocks` have the columns of their files; the last two are
-    None where the run did not record them. `config` is what was asked for, `engine` what was applied.
+    None where the run did not record them. `config` is what was asked for, `engine` what was
+    applied.
     """
 
     path: Path
