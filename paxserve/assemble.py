@@ -24,6 +24,7 @@ from paxserve.sizing import PoolSize, check_host_pool, num_host_blocks, pool_siz
 
 if TYPE_CHECKING:
     from kernels_pallas.support import Choice
+    from paxserve.folded import FoldedRequests
 
 DEFAULT_BUDGET = 512
 
@@ -37,6 +38,7 @@ def real_engine(
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
+    folded: "FoldedRequests | None" = None,
 ) -> Engine:
     """An engine on JAX and the wall clock; not warmed up yet.
 
@@ -107,6 +109,7 @@ def real_engine(
         tokenizer=model.tokenizer,
         notices=_notices(policies, status=say, say=say),
         logs_blocks=logs_blocks,
+        folded=folded,
     )
 
 
@@ -173,6 +176,7 @@ def simulated_engine(
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
+    folded: "FoldedRequests | None" = None,
 ) -> Engine:
     """An engine whose steps take, on a virtual clock, what a cost model says of them.
 
@@ -214,6 +218,7 @@ def simulated_engine(
         intake=Intake(limits=limits, vocab_size=model.vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
         logs_blocks=logs_blocks,
+        folded=folded,
     )
 
 
@@ -311,6 +316,7 @@ def scripted_engine(
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
+    folded: "FoldedRequests | None" = None,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
@@ -350,6 +356,7 @@ def scripted_engine(
         intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
         logs_blocks=logs_blocks,
+        folded=folded,
     )
 
 

@@ -40,7 +40,8 @@ _START = "the first rate that is tried, requests per second; default: 1"
 
 def _capacity(arguments: argparse.Namespace) -> None:
     from paxserve.capacity_runs import find_capacity
-    from paxserve.results import new_run_path, write_text
+    from paxserve.files import write_text
+    from paxserve.results import new_run_path
     from paxserve.service_level import Slo
 
     slo = Slo.parse(arguments.slo)

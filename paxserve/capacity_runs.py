@@ -22,11 +22,12 @@ from paxserve.hydra_config import Composed, compose_config, key_of
 from paxserve.metrics import Summary
 from paxserve.notices import Say
 from paxserve.results import write_results
-from paxserve.service_level import RequestBounds, Slo, Times, queue_growth
+from paxserve.service_level import FIELDS, RequestBounds, Slo, queue_growth
 from paxserve.sweep.cell import Cell
 from paxserve.sweep.directory import State, SweepDirectory
 from paxserve.sweep.lock import locked
 from paxserve.sweep.table import write_sweep_table
+from paxserve.tables import numpy_column
 
 RATE_KEY = "workload.arrivals.rate"
 
@@ -116,13 +117,13 @@ class _Runs:
 def figures_of(run: Path, per_request: RequestBounds) -> Summary:
     """The summary of a saved run, its goodput if there are bounds, and the growth of its queue."""
     summary: Summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    table = pq.read_table(run / "requests.parquet", columns=list(Times._fields))
-    times = [Times(**row) for row in table.to_pylist()]
-    num_sent = len(times) + int(summary["num_refused"] or 0)
+    table = pq.read_table(run / "requests.parquet", columns=list(FIELDS))
+    requests = {name: numpy_column(table[name]) for name in FIELDS}
+    num_sent = len(table) + int(summary["num_refused"] or 0)
     goodput = per_request.goodput(
-        times, num_sent=num_sent, duration_s=float(summary["duration"] or 0)
+        requests, num_sent=num_sent, duration_s=float(summary["duration"] or 0)
     )
-    return {**summary, **goodput, GROWTH: queue_growth(times)}
+    return {**summary, **goodput, GROWTH: queue_growth(requests)}
 
 
 def _composed(overrides: Sequence[str], rate: float) -> Composed:

@@ -22,7 +22,8 @@ from rich.console import Console
 from rich.table import Table
 
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
-from paxserve.results import check_writable, write_text
+from paxserve.files import write_text
+from paxserve.results import check_writable
 from paxserve.terminal import Terminal
 
 if TYPE_CHECKING:

@@ -30,8 +30,10 @@ from paxserve import (
     report_commands,
 )
 from paxserve.calibrate import command as calibrate_command
+from paxserve.engine import Engine
 from paxserve.experiment import Run, run
 from paxserve.fidelity import command as fidelity_command
+from paxserve.files import write_text
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
 from paxserve.plan import command as plan_command
@@ -41,7 +43,6 @@ from paxserve.results import (
     check_writable,
     new_run_dir,
     write_results,
-    write_text,
 )
 from paxserve.terminal import Terminal
 from paxserve.verify import command as verify_command
@@ -233,11 +234,13 @@ def _write(result: Run, path: Path, config: dict[str, Any]) -> None:
 def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
     terminal.close()
     lost = [f"request {arrival.request_id} was refused: {why}" for arrival, why in result.refused]
-    lost += [request.error for request in result.engine.requests if request.error is not None]
+    lost += errors_of(result.engine)
     for message in lost[:MOST_LOST_SHOWN]:
         terminal.say(message)
-    if len(lost) > MOST_LOST_SHOWN:
-        terminal.say(f"... and {len(lost) - MOST_LOST_SHOWN} more; see outputs.jsonl")
+    num_more = len(result.refused) + int(result.summary["failed"] or 0) - MOST_LOST_SHOWN
+    if num_more > 0:
+        kept = "requests.parquet" if result.engine.folded else "outputs.jsonl"
+        terminal.say(f"... and {num_more} more; see {kept}")
     print_table({path.name: result.summary})
     print(f"results: {path}")
     if result.summary["completed"]:
@@ -245,6 +248,13 @@ def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
     failure = RuntimeError(NOTHING_COMPLETED)
     _note_failure(failure, path)
     return failure
+
+
+def errors_of(engine: Engine) -> list[str]:
+    """Of the requests that failed; the first of them where they were not kept."""
+    if engine.folded is not None:
+        return engine.folded.errors
+    return [request.error for request in engine.requests if request.error is not None]
 
 
 def _note_failure(error: Exception, path: Path | None) -> None:

@@ -41,6 +41,12 @@ class StepDraft:
     num_preempted: int = 0
     num_failed: int = 0
 
+    def publish(self, batch: Batch, request: Request, sequence: Sequence) -> None:
+        """Offer full blocks to the prefix cache; see `Batch.publish`."""
+        published = batch.publish(request, sequence)
+        if published:
+            self.published.setdefault(request, []).extend(published)
+
     def to_plan(self, step_id: int, batch: Batch, events: EventLog) -> StepPlan | None:
         """The finished plan, or None if there is nothing to do. Nothing can be taken back now."""
         swap_in = [copy for copies in self.newcomers.values() for copy in copies]

@@ -12,6 +12,7 @@ from paxserve.assemble import real_engine, scripted_engine, simulated_engine
 from paxserve.compose import load
 from paxserve.cost_model import CostModel
 from paxserve.engine import Engine
+from paxserve.folded import FoldedRequests
 from paxserve.hardware import Hardware
 from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel, load_model, model_config
@@ -46,6 +47,7 @@ class _Asked(NamedTuple):
     say: Say
     logs_blocks: bool
     forks: bool
+    folded: FoldedRequests | None
 
     def settings(self, *, unread: Iterable[str], **more: Any) -> EngineSettings:
         """Limits, of which some are legal but not read by this executor."""
@@ -75,6 +77,7 @@ def make_engine(
     say: Say,
     logs_blocks: bool,
     forks: bool,
+    folded: FoldedRequests | None = None,
 ) -> Made:
     """The engine that was asked for, not warmed up.
 
@@ -83,7 +86,7 @@ def make_engine(
         knobs: the settings; those that are read are marked so.
         policies: as composed.
         choices: group -> the name that was chosen for it.
-        seed, say, logs_blocks, forks: as of `real_engine`.
+        seed, say, logs_blocks, forks, folded: as of `real_engine`.
 
     Raises:
         ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError: as of `load_model`
@@ -91,7 +94,9 @@ def make_engine(
     """
     if executor not in _MAKERS:
         raise ValueError(f"executor={executor} is not known; choose one of {', '.join(_MAKERS)}")
-    return _MAKERS[executor](_Asked(knobs, policies, choices, seed, say, logs_blocks, forks))
+    return _MAKERS[executor](
+        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded)
+    )
 
 
 def _real(asked: _Asked) -> Made:
@@ -119,6 +124,7 @@ def _real(asked: _Asked) -> Made:
         seed=asked.seed,
         say=asked.say,
         logs_blocks=asked.logs_blocks,
+        folded=asked.folded,
         forks=asked.forks,
     )
     return Made(
@@ -147,6 +153,7 @@ def _simulated(asked: _Asked) -> Made:
         seed=asked.seed,
         say=asked.say,
         logs_blocks=asked.logs_blocks,
+        folded=asked.folded,
     )
     return Made(engine=engine, vocab_size=model.vocab_size)
 
@@ -173,6 +180,7 @@ def _scripted(asked: _Asked) -> Made:
         seed=asked.seed,
         say=asked.say,
         logs_blocks=asked.logs_blocks,
+        folded=asked.folded,
     )
     return Made(engine=engine, vocab_size=executor["vocab_size"])
 

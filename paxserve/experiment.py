@@ -12,8 +12,9 @@ from typing import Any
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
+from paxserve.folded import FoldedRequests
 from paxserve.intake import InvalidRequest
-from paxserve.metrics import Summary, request_record, summarize
+from paxserve.metrics import Summary, request_columns, summarize_columns
 from paxserve.notices import Say
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
@@ -24,6 +25,8 @@ from paxserve.settings import Knobs, from_section
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
+
+RECORDS = ("full", "compact")
 
 
 class ServingFailed(RuntimeError):
@@ -73,7 +76,8 @@ def run(
     """Run one experiment.
 
     Args:
-        config: group -> key -> value, `seed`, and `record_blocks`: keep the log of blocks.
+        config: group -> key -> value, `seed`; `record_blocks`: keep the log of blocks; `record`:
+            full, or compact (see `folded.py`).
         choices: group -> the name that was chosen for it.
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
@@ -114,6 +118,11 @@ def prepare(
     if not isinstance(logs_blocks, bool):
         raise ValueError(f"record_blocks must be true or false, got {logs_blocks!r}")
     bounds = from_section(RequestBounds, knobs.section("goodput"))
+    record = config.get("record", "full")
+    if record not in RECORDS:
+        raise ValueError(f"record must be one of {', '.join(RECORDS)}, got {record!r}")
+    if record == "compact" and logs_blocks:
+        raise ValueError("record=compact keeps no history, and record_blocks=true is one")
     composed = _policies(knobs, choices, policies or {})
     if workload is None:
         workload = _workload(knobs, choices)
@@ -131,6 +140,7 @@ def prepare(
         say=say,
         logs_blocks=logs_blocks,
         forks=params.num_sequences > 1,
+        folded=FoldedRequests() if record == "compact" else None,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer
@@ -161,12 +171,14 @@ def serve_prepared(prepared: Prepared, say: Say, progress: Progress) -> Run:
     refused = serve(
         engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
     )
-    summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
-    records = map(request_record, engine.requests if prepared.bounds.given else ())
+    engine.fold()
+    folded = engine.folded
+    requests = request_columns(engine.requests) if folded is None else folded.columns()
+    summary = summarize_columns(requests, engine.steps, engine.ledger.columns())
     duration_s = float(summary["duration"] or 0)
-    num_sent = len(engine.requests) + len(refused)
+    num_sent = len(requests.gaps_s) + len(refused)
     extra: Summary = {
-        **prepared.bounds.goodput(records, num_sent=num_sent, duration_s=duration_s),
+        **prepared.bounds.goodput(requests.fields, num_sent=num_sent, duration_s=duration_s),
         "num_refused": len(refused),
         "warm_up_s": warm_up_s,
         "num_executables": num_executables,

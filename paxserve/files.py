@@ -26,13 +26,13 @@ def boundary(what: str, path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """A UTF-8 file with this text."""
-    with _whole(path) as temporary, temporary.open("w", encoding="utf-8") as file:
+    with whole(path) as temporary, temporary.open("w", encoding="utf-8") as file:
         file.write(text)
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:
     """A Parquet file with this table."""
-    with _whole(path) as temporary:
+    with whole(path) as temporary:
         pq.write_table(table, temporary)
 
 
@@ -70,7 +70,8 @@ def remove_temporaries(directory: Path) -> None:
 
 
 @contextmanager
-def _whole(path: Path) -> Iterator[Path]:
+def whole(path: Path) -> Iterator[Path]:
+    """A temporary name to write to, which becomes `path` when all of it is on the disk."""
     temporary = path.with_name(f"{path.name}{_TEMPORARY}{os.getpid()}")
     boundary("write", path)
     try:

@@ -170,6 +170,7 @@ def _is_no_setting(key: str) -> bool:
         "run",
         "run_dir",
         "seed",
+        "record",
         "record_blocks",
     ) or key.startswith("custom.")
 

@@ -16,6 +16,7 @@ kept aside in `num_shared_owners`. Figure 2 of the vLLM paper: token states = li
 reserved_used; internal fragmentation = reserved_unused + tail; external = rounding + free_unfit.
 """
 
+from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from itertools import compress
@@ -70,10 +71,11 @@ class Ledger:
     """Invariant: at every recorded step the counts sum to num_blocks * block_size."""
 
     def __init__(self, batch: Batch) -> None:
-        self.num_shared_owners: list[int] = []
+        self.num_shared_owners = array("q")
         self.largest_free_run = -1
         self._batch = batch
-        self._steps: list[SlotCounts] = []
+        self._counts = array("q")  # of all steps, 8 bytes a number
+        self._unused_changes = array("q", [0])  # per step, of ended sequences: what ends unused
         self._promises: dict[Sequence, list[_Promise]] = {}
         self._most_computed: dict[Sequence, int] = {}
         self._members: list[Request] = []
@@ -113,7 +115,8 @@ class Ledger:
                 f"slot classes sum to {sum(counts)}, the pool has {batch.limits.num_blocks} blocks "
                 f"of {block_size}: {counts}"
             )
-        self._steps.append(counts)
+        self._counts.extend(counts)
+        self._unused_changes.append(0)
         self.num_shared_owners.append(pool.num_extra_refs * block_size)
         if batch.policies.placement.contiguous:
             self.largest_free_run = pool.free_space.largest_free_run()
@@ -121,20 +124,35 @@ class Ledger:
 
     def steps(self) -> list[SlotCounts]:
         """Every step's counts; what is promised to a sequence still alive counts as to be used."""
-        changes = [0] * (len(self._steps) + 1)
-        for sequence, promises in self._promises.items():
-            if sequence.finish_reason is None:
-                continue
-            for promise in promises:
-                unused = max(0, promise.num_tokens - self._most_computed[sequence])
-                changes[promise.since] += unused
-                changes[promise.until] -= unused
-        unused, split = 0, []
-        for counts, change in zip(self._steps, changes, strict=False):
-            unused += change
-            ahead = counts.reserved_used
-            split.append(counts._replace(reserved_used=ahead - unused, reserved_unused=unused))
-        return split
+        return list(map(SlotCounts._make, self.columns().tolist()))
+
+    def columns(self) -> np.ndarray:
+        """The same, i64 [steps, classes]."""
+        for sequence in [s for s in self._promises if s.finish_reason is not None]:
+            self._split(sequence)
+        counts = np.frombuffer(self._counts, np.int64).reshape(-1, len(SlotCounts._fields)).copy()
+        unused = np.cumsum(np.frombuffer(self._unused_changes, np.int64)[:-1])
+        counts[:, SlotCounts._fields.index("reserved_used")] -= unused
+        counts[:, SlotCounts._fields.index("reserved_unused")] += unused
+        return counts
+
+    def close(self, request: Request) -> None:
+        """A request has ended and holds nothing any more: what was counted for it is final."""
+        if request in self._members:
+            place = self._members.index(request)
+            self._hand_out([place])
+            self._slot_s[:, place] = 0
+        for sequence in request.sequences:
+            if sequence in self._promises:
+                self._split(sequence)
+
+    def _split(self, sequence: Sequence) -> None:
+        """Enter what of the promises of an ended sequence was never used."""
+        most_computed = self._most_computed.pop(sequence)
+        for promise in self._promises.pop(sequence):
+            unused = max(0, promise.num_tokens - most_computed)
+            self._unused_changes[promise.since] += unused
+            self._unused_changes[promise.until] -= unused
 
     def settle(self) -> None:
         """Hand every request the slot-seconds that were counted for it so far."""
@@ -285,7 +303,8 @@ class Ledger:
         computed, reserved = sequence.num_computed_tokens, sequence.num_reserved_tokens
         if reserved <= computed and sequence not in self._promises:
             return
-        step, promises = len(self._steps), self._promises.setdefault(sequence, [])
+        step = len(self.num_shared_owners)
+        promises = self._promises.setdefault(sequence, [])
         last = promises[-1] if promises else None
         if last and last.until == step and last.num_tokens == reserved:
             last.until = step + 1

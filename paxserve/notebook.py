@@ -97,7 +97,7 @@ class Result(_Plots):
     @property
     def decisions(self) -> pd.DataFrame:
         """A row per event: who entered, who did not and why, who was preempted."""
-        return self.tables.decisions
+        return self.tables.need("decisions")
 
     @property
     def ledger(self) -> pd.DataFrame:

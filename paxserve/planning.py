@@ -3,25 +3,23 @@
 Owns: the token budget of the step, and the grants. In: the batch and the policies. Out: the plan.
 Must not know: token values beyond those a row needs as input, results, time.
 
-Its two hands: `admitting.py` lets a waiting request in, `preempting.py` makes a running one leave;
-what the step has been given so far lies in `draft.py`.
+Its three hands: `decoding.py` grants decodes in bulk, `admitting.py` lets a waiting request in,
+`preempting.py` makes a running one leave; what the step has been given so far lies in `draft.py`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
 
-import numpy as np
-
 from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
 from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
+from paxserve.decoding import Decoding
 from paxserve.draft import StepDraft
 from paxserve.events import UNASKED, EventLog, Kind
 from paxserve.forks import Claim, num_grantable, reads_again, spread
 from paxserve.policies import Policies
 from paxserve.preempting import Preempting
 from paxserve.request import FinishReason, Request, State
-from paxserve.request import Sequence as TokenSequence
-from paxserve.step import RowPlan, Rows, StepPlan
+from paxserve.step import RowPlan, StepPlan
 
 
 class StepInMaking:
@@ -47,6 +45,7 @@ class StepInMaking:
         self._events = events
         self._refused_head: Request | None = None
         self._admitting = Admitting(batch=batch, draft=draft, events=events)
+        self._decoding = Decoding(batch=batch, policies=policies, draft=draft, events=events)
         self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
         cache = policies.prefix_cache
         self._publishes = cache.shares and cache.publish == "planning"
@@ -131,70 +130,8 @@ class StepInMaking:
 
     def _decode(self, requests: Sequence[Request]) -> Verdict:
         """One token for each sequence of these requests, in order."""
-        num_granted = self._decode_in_bulk(requests)
+        num_granted = self._decoding.decode(requests)
         return self._decode_in_turn(requests) if num_granted is None else Verdict(num_granted)
-
-    def _decode_in_bulk(self, requests: Sequence[Request]) -> int | None:
-        """The path of nearly every token: where nobody will be refused or preempted, each question
-        is asked of all at once. None where that is not sure, or an answer is not the usual one;
-        then what it may have done so far is only to give blocks to some of them.
-        """
-        draft, batch, block_size = self._draft, self._batch, self.limits.block_size
-        num = len(requests)
-        if not num or num > draft.budget_left or batch.groups:
-            return None if num else 0
-        sequences = [request.sequences[0] for request in requests]
-        # All that run, and none that has not come to what it sampled in its row: all decode.
-        is_all = not draft.rows and not batch.begun and list(requests) == batch.running
-        if not is_all and not self._decode_usually(requests, sequences):
-            return None
-        positions = [sequence.num_computed_tokens for sequence in sequences]
-        decodes = Rows.decodes(
-            [sequence.sequence_id for sequence in sequences],
-            [sequence.row for sequence in sequences],
-            positions,
-        )
-        offsets = decodes.firsts % block_size
-        if not self._extend_full([requests[i] for i in _places(offsets, 0)]):
-            return None
-        for sequence, position in zip(sequences, positions, strict=True):
-            sequence.num_computed_tokens = position + 1
-        draft.rows.add_decodes(decodes)
-        draft.budget_left -= num
-        if self._publishes:
-            for i in _places(offsets, block_size - 1):
-                self._publish(requests[i], sequences[i])
-        return num
-
-    def _decode_usually(self, requests: Sequence[Request], sequences: list[TokenSequence]) -> bool:
-        """Whether these are distinct, run, lack one token each, sampled in their rows, and were not
-        granted it yet.
-        """
-        num, rows = len(requests), self._draft.rows
-        return (
-            [request.state for request in requests].count(State.RUNNING) == num
-            and [sequence.num_remaining_tokens for sequence in sequences].count(1) == num
-            and len(set(sequences)) == num
-            and self._batch.begun.isdisjoint(sequences)
-            and rows.isdisjoint([sequence.sequence_id for sequence in sequences])
-        )
-
-    def _extend_full(self, requests: Sequence[Request]) -> bool:
-        """A block for each table that is full; False if there may be too few."""
-        tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
-        full = [request for request in requests if tables.is_full(request)]
-        if not full:
-            return True
-        if len(full) > pool.num_available or policies.placement.contiguous:
-            return False
-        num_evicted, touched = pool.num_evicted, self._draft.touched
-        is_grown = tables.grow_each(full)
-        for request in full:
-            (sequence,) = request.sequences
-            touched[sequence.sequence_id] = sequence
-        if pool.num_evicted > num_evicted:
-            self._log_evicted(full[0], pool.num_evicted - num_evicted)
-        return is_grown
 
     def _decode_in_turn(self, requests: Sequence[Request]) -> Verdict:
         """One by one: for several sequences, a short budget, or short memory. Blocks are then
@@ -346,14 +283,9 @@ class StepInMaking:
                 draft.chunks[sequence.sequence_id] = row
             num_granted += num_tokens
             if self._publishes:
-                self._publish(request, sequence)
+                draft.publish(self._batch, request, sequence)
         draft.budget_left -= num_granted
         return num_granted
-
-    def _publish(self, request: Request, sequence: TokenSequence) -> None:
-        published = self._batch.publish(request, sequence)
-        if published:
-            self._draft.published.setdefault(request, []).extend(published)
 
     def _fail(self, request: Request, num_needed: int) -> None:
         self._preempting.drop(request)
@@ -391,9 +323,3 @@ class StepInMaking:
                 detail=f"{reason}: {why}" if why else str(reason),
             )
         return Verdict(0, refused=refusal.reason, num_preempted=num_preempted)
-
-
-def _places(offsets: np.ndarray, offset: int) -> list[int]:
-    """Where `offset` stands in `offsets`."""
-    places: list[int] = (offsets == offset).nonzero()[0].tolist()
-    return places

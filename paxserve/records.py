@@ -1,6 +1,14 @@
-"""The record of one executed step, kept for metrics, result files and notices."""
+"""The record of one executed step, and the log of all of them.
 
-from typing import NamedTuple
+Owns: `StepRecord`, and how many of them are kept in little memory. Out: records, or columns, for
+metrics, result files and notices. Must not know: what a step does.
+"""
+
+from array import array
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, overload
+
+import numpy as np
 
 
 class StepRecord(NamedTuple):
@@ -42,3 +50,76 @@ class StepRecord(NamedTuple):
     num_shared_owners: int
     largest_free_run: int
     terms_s: tuple[float, ...] = ()
+
+
+_TIMES = ("start_s", "duration_s", "compile_s")
+_COUNTS = tuple(name for name in StepRecord._fields if name not in (*_TIMES, "terms_s"))
+
+
+class StepLog(Sequence[StepRecord]):
+    """Records as 8 bytes per number; one is made anew for whoever asks. Equal to any sequence of
+    equal records.
+
+    Invariant: all records have as many terms. `counts` are the fields that are whole numbers.
+    """
+
+    counts = _COUNTS
+
+    def __init__(self, records: Iterable[StepRecord] = ()) -> None:
+        self._counts = array("q")
+        self._times = array("d")
+        self._num_terms = 0
+        for record in records:
+            self.append(record)
+
+    def append(self, record: StepRecord) -> None:
+        """One more step."""
+        step_id, start_s, duration_s, compile_s, *counts, terms_s = record
+        self._counts.append(step_id)
+        self._counts.extend(counts)
+        self._times.extend((start_s, duration_s, compile_s, *terms_s))
+        self._num_terms = len(terms_s)
+
+    def column(self, name: str) -> np.ndarray:
+        """One field of all steps, i64 or f64; `terms_s` is [steps, terms]."""
+        if name == "terms_s":
+            return self._all_times()[:, len(_TIMES) :].copy()
+        if name in _TIMES:
+            return self._all_times()[:, _TIMES.index(name)].copy()
+        counts = np.frombuffer(self._counts, np.int64).reshape(-1, len(_COUNTS))
+        return counts[:, _COUNTS.index(name)].copy()
+
+    def __len__(self) -> int:
+        return len(self._counts) // len(_COUNTS)
+
+    @overload
+    def __getitem__(self, index: int) -> StepRecord: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[StepRecord]: ...
+    def __getitem__(self, index: int | slice) -> StepRecord | list[StepRecord]:
+        if isinstance(index, slice):
+            return [self._record(i) for i in range(*index.indices(len(self)))]
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"step {index} of {len(self)}")
+        return self._record(index % len(self))
+
+    def __iter__(self) -> Iterator[StepRecord]:
+        return map(self._record, range(len(self)))
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Sequence) and list(self) == list(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return repr(list(self))
+
+    def _record(self, i: int) -> StepRecord:
+        width = len(_TIMES) + self._num_terms
+        step_id, *counts = self._counts[i * len(_COUNTS) : (i + 1) * len(_COUNTS)]
+        start_s, duration_s, compile_s, *terms_s = self._times[i * width : (i + 1) * width]
+        values = (step_id, start_s, duration_s, compile_s, *counts, tuple(terms_s))
+        return StepRecord._make(values)
+
+    def _all_times(self) -> np.ndarray:
+        return np.frombuffer(self._times, np.float64).reshape(-1, len(_TIMES) + self._num_terms)

@@ -98,8 +98,7 @@ class Scheduler:
     def plan(self, *, now_s: float) -> StepPlan | None:
         """Decide one step; None when nothing is to be computed in it."""
         events = self.events
-        events.now_s = now_s
-        events.step_id += 1
+        events.begin_step(now_s)
         self._tell_time(now_s)
         step = StepInMaking(
             batch=self.batch, policies=self.policies, events=events, previous=self._previous

@@ -12,36 +12,25 @@ Out: figures; which bounds are not met. Must not know: how a run is made, at whi
 
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
 
 from paxserve.ledger import SlotCounts
-from paxserve.metrics import RequestRecord, Summary, summarize
+from paxserve.metrics import COMPLETED, Summary, summarize
 from paxserve.numbers import real
-from paxserve.request import FinishReason
 
 SHARE, RATE = "goodput_share", "request_goodput"
 MOST_MS = 1e9
 _FEWEST = 8  # points of a slope that says something
-_ENDED_WELL = (FinishReason.STOP.value, FinishReason.LENGTH.value)
 _CONDITION = re.compile(r"(\w+)(<=|>=|=)(\S+)")
 
 
-class Times(NamedTuple):
-    """What is asked of a request's record; None where it is undefined."""
-
-    finish_reason: str | None
-    arrival_s: float
-    queue_time_s: float | None
-    ttft_s: float | None
-    tpot_s: float | None
-    e2e_s: float | None
-
-
-type Records = Iterable[RequestRecord] | Iterable[Times]
+# What is asked of requests: fields of `RequestRecord`, each for all of them, NaN where undefined.
+FIELDS = ("finish_reason", "arrival_s", "queue_time_s", "ttft_s", "tpot_s", "e2e_s")
+type Fields = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,35 +56,34 @@ class RequestBounds:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: bound for name, bound in values.items() if bound is not None}
 
-    def are_kept(self, record: RequestRecord | Times) -> bool:
-        """Whether the request ended well, and as fast as that."""
-        if record.finish_reason not in _ENDED_WELL:
-            return False
+    def are_kept(self, requests: Fields) -> np.ndarray:
+        """Of each request, whether it ended well, and as fast as that."""
+        kept = np.isin(requests["finish_reason"].astype(str), COMPLETED)
         for name, bound in self.given.items():
-            seconds = getattr(record, name.replace("_ms", "_s"))
-            if seconds is not None and 1000 * seconds > bound:
-                return False
-        return True
+            kept &= ~(1000 * requests[name.replace("_ms", "_s")] > bound)  # of NaN: it is kept
+        return kept
 
-    def goodput(self, records: Records, *, num_sent: int, duration_s: float) -> Summary:
+    def goodput(self, requests: Fields, *, num_sent: int, duration_s: float) -> Summary:
         """`goodput_share`, of all that were sent, and `request_goodput`, per second; None where
         nothing was sent or no time passed. Nothing at all without bounds.
         """
         if not self.given:
             return {}
-        good = sum(map(self.are_kept, records))
+        good = int(self.are_kept(requests).sum())
         return {
             SHARE: good / num_sent if num_sent else None,
             RATE: good / duration_s if duration_s > 0 else None,
         }
 
 
-def queue_growth(records: Records) -> float | None:
+def queue_growth(requests: Fields) -> float | None:
     """See the module; None for few requests, or where all arrive at once."""
-    points = sorted((r.arrival_s, r.queue_time_s) for r in records if r.queue_time_s is not None)
-    if len(points) < 2 * _FEWEST:
+    points = np.array([requests["arrival_s"], requests["queue_time_s"]])
+    points = points[:, ~np.isnan(points[1])]
+    points = points[:, np.argsort(points[0], kind="stable")]
+    if points.shape[1] < 2 * _FEWEST:
         return None
-    arrivals, queues = np.array(points[len(points) // 2 :]).T
+    arrivals, queues = points[:, points.shape[1] // 2 :]
     arrivals = arrivals - arrivals.mean()
     spread = float(arrivals @ arrivals)
     return float(arrivals @ queues) / spread if spread > 0 else None

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from paxserve.cost_model import Costs, Target
+from paxserve.files import write_text
 from paxserve.models.dimensions import Dimensions
 from paxserve.numbers import real, shown, whole
-from paxserve.results import write_text
 from paxserve.step_shape import StepShape
 
 VERSION = 1

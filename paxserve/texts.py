@@ -47,6 +47,11 @@ class Texts:
         for sequence in request.sequences:
             self._texts[sequence] = _Text(self._stream(request))
 
+    def close(self, request: Request) -> None:
+        """Nobody will ask for the text of a request any more."""
+        for sequence in request.sequences:
+            del self._texts[sequence]
+
     def _stream(self, request: Request) -> TextStream | None:
         params, stream = request.params, None
         if self._tokenizer is not None:

@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from paxserve.calibrate.command import check_at_least_one, print_profile
-from paxserve.results import check_writable, write_text
+from paxserve.files import write_text
+from paxserve.results import check_writable
 from paxserve.terminal import Terminal
 
 if TYPE_CHECKING:

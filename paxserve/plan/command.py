@@ -13,12 +13,13 @@ from pathlib import Path
 from paxserve.batching import Batching
 from paxserve.compose import load
 from paxserve.engines import cost_model, dimensions, hardware
+from paxserve.files import write_text
 from paxserve.hydra_config import compose_config
 from paxserve.numbers import real
 from paxserve.plan import MOST_S, Demand, Setup
 from paxserve.plan.plan import Plan, make_plan
 from paxserve.plan.table import print_plan
-from paxserve.results import check_writable, write_text
+from paxserve.results import check_writable
 from paxserve.settings import EngineSettings, Knobs, from_section
 
 _SHORT = {"tp": "limits.tensor_parallel_size"}

@@ -17,7 +17,8 @@ from enum import StrEnum
 from pathlib import Path
 
 from paxserve import files
-from paxserve.results import FAILURE, MARKER, write_text
+from paxserve.files import write_text
+from paxserve.results import FAILURE, MARKER
 from paxserve.sweep.cell import Cell
 from paxserve.sweep.lock import LOCK
 

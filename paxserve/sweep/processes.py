@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from paxserve.files import remove_directory
-from paxserve.results import FAILURE, LOG, MARKER, write_text
+from paxserve.files import remove_directory, write_text
+from paxserve.results import FAILURE, LOG, MARKER
 from paxserve.sweep.cell import Cell
 from paxserve.sweep.directory import State, SweepDirectory
 
