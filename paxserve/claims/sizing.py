@@ -11,6 +11,7 @@ from dataclasses import replace
 from paxserve.assemble import simulated_engine
 from paxserve.claims import Claim, Row, Scale, within
 from paxserve.claims.serving import ask, policies, run_to_end
+from paxserve.cost_model.roofline import Roofline
 from paxserve.models.llama3 import LLAMA_3_70B
 from paxserve.plan import Setup
 from paxserve.plan.command import setup_of
@@ -23,6 +24,14 @@ SPARE_BYTES = 140 * GIB
 NUM_CARDS = 4
 NUM_TOKENS = 4096
 CARD_BYTES = 80 * 10**9
+DATA_SHEET = Roofline(
+    compute_efficiency=1.0,
+    bandwidth_efficiency=1.0,
+    link_efficiency=1.0,
+    host_s_per_step=0.0,
+    host_s_per_row=0.0,
+    swap_bytes_per_s=25e9,
+)
 
 D1 = Row(
     "D1",
@@ -57,8 +66,8 @@ D5 = Row(
 
 def sizing(scale: Scale) -> Iterator[Claim]:
     """D1 to D5."""
-    yield _bytes_per_token()
-    cards = _cards()
+    cards = setup_of(["model=llama-3-70b", "hardware=a100-80g", f"tp={NUM_CARDS}"])[0]
+    yield _bytes_per_token(cards)
     yield D2.measured({"requests of 4,096 tokens": _num_at_once(_with_spare(cards))})
     mha = _with_spare(
         replace(cards, model=replace(cards.model, num_kv_heads=cards.model.num_heads))
@@ -69,16 +78,12 @@ def sizing(scale: Scale) -> Iterator[Claim]:
             "requests of 4,096 tokens": _num_at_once(mha),
         }
     )
-    yield _left_on_four_cards()
-    yield _one_alone()
+    yield _left(cards)
+    yield _one_alone(cards)
 
 
-def _cards(*overrides: str) -> Setup:
-    return setup_of(["model=llama-3-70b", "hardware=a100-80g", f"tp={NUM_CARDS}", *overrides])[0]
-
-
-def _bytes_per_token() -> Claim:
-    memory = memory_plan(_cards())
+def _bytes_per_token(cards: Setup) -> Claim:
+    memory = memory_plan(cards)
     values = {
         "bytes per token and layer": memory.kv_bytes_per_token_and_layer,
         "bytes per token": memory.kv_bytes_per_token,
@@ -133,14 +138,12 @@ def _num_at_once(setup: Setup) -> int:
     return planned
 
 
-def _left_on_four_cards() -> Claim:
+def _left(cards: Setup) -> Claim:
     """With vLLM's usual limits of a batch: 256 rows, 2,048 tokens."""
+    of_80_gb = replace(cards, hardware=replace(cards.hardware, memory_bytes=CARD_BYTES))
     memory = memory_plan(
-        _cards(
-            f"hardware.memory_bytes={CARD_BYTES}",
-            "limits.memory_utilization=0.92",
-            "limits.max_num_seqs=256",
-            "limits.max_num_batched_tokens=2048",
+        of_80_gb.with_settings(
+            memory_utilization=0.92, max_num_seqs=256, max_num_batched_tokens=2048
         )
     )
     weights, step = memory.weight_bytes / 1e9, memory.step_bytes / 1e9
@@ -157,15 +160,15 @@ def _left_on_four_cards() -> Claim:
     )
 
 
-def _one_alone() -> Claim:
-    reach = [f"cost_model.{part}_efficiency=1" for part in ("compute", "bandwidth", "link")]
-    setup = _cards(*reach)
+def _one_alone(cards: Setup) -> Claim:
+    setup = replace(cards, cost_model=DATA_SHEET)
+    at_once = replace(setup, hardware=replace(setup.hardware, link_latency_s=0.0))
     counter = WorkCounter.of(setup.model, num_devices=NUM_CARDS)
     read = [counter.of_step(decodes(rows, rows)) for rows in (1, 2)]
     one, two = [work.linear.num_bytes + work.head.num_bytes for work in read]
     weight_bytes = 2 * one - two  # what a second row does not add to
     bound = setup.hardware.bytes_per_s / weight_bytes
-    latent, free = _rate(setup), _rate(_cards(*reach, "hardware.link_latency_s=0"))
+    latent, free = _rate(setup), _rate(at_once)
     values = {
         "GB read per token on each card": round(weight_bytes / 1e9, 3),
         "tokens/s at most": round(bound, 2),
