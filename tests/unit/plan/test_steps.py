@@ -122,7 +122,7 @@ def test_the_batch_at_the_ridge():
     rows = steps.rows_at_ridge(0)
     assert steps.intensity(rows - 1, 0) < 10 <= steps.intensity(rows, 0)
     assert 10 <= rows < 14  # about one FLOP per byte and row
-    assert steps.rows_at_ridge(2000) > rows
+    assert steps.rows_at_ridge(10_000) > rows
 
 
 def test_no_batch_reaches_a_ridge_beyond_the_intensity_of_attention():
