@@ -1,6 +1,6 @@
 """Which limits to serve with, by a stated rule.
 
-Of all pairs of max_num_seqs and max_num_batched_tokens under which
+Under every budget (max_num_batched_tokens) the most rows (max_num_seqs) with which
 
 - the longest step, all rows decoding and the rest of the budget full of prompts, keeps the TPOT
   that was asked for, so that no request waits longer than that for a token;
@@ -8,11 +8,11 @@ Of all pairs of max_num_seqs and max_num_batched_tokens under which
   step leave;
 - the budget has room for the prompts of those who follow, so that the batch stays full;
 
-the one with the most output tokens per second, and of equals the smaller budget. Budgets are
-whole tiles of 128 tokens, or less than one; the rows under one are found by halving, since every
-condition gets harder with rows.
-memory_utilization is then the least, in hundredths, that holds these rows at their full length,
-so that none is preempted, or the most where memory does not reach that far.
+and of these pairs the one with the most output tokens per second, of equals the smaller budget.
+Budgets are whole tiles of 128 tokens, or less than one; the rows under one are found by halving,
+since every condition gets harder with rows. memory_utilization is then the least, in hundredths,
+that holds these rows at their full length, so that none is preempted, or the most where memory does
+not reach that far.
 
 Owns: that rule. In: a `Setup`, a `Demand`. Out: `Advice`, or why there is none. Must not know: how
 a step is costed.

@@ -17,10 +17,12 @@ from paxserve.files import write_text
 from paxserve.hydra_config import compose_config
 from paxserve.numbers import real
 from paxserve.plan import MOST_S, Demand, Setup
+from paxserve.plan.compiled import workspace_bytes
 from paxserve.plan.plan import Plan, make_plan
 from paxserve.plan.table import print_plan
 from paxserve.results import check_writable
 from paxserve.settings import EngineSettings, Knobs, from_section
+from paxserve.terminal import Terminal
 
 _SHORT = {"tp": "limits.tensor_parallel_size"}
 _DEFAULTS = Demand()
@@ -74,8 +76,7 @@ def _plan(arguments: argparse.Namespace) -> None:
     )
     setup, name = setup_of(arguments.overrides)
     if arguments.compile:
-        from paxserve.plan.compiled import workspace_bytes
-
+        Terminal().say("compiling the largest step; minutes for a large model")
         setup = replace(setup, workspace_bytes=workspace_bytes(setup))
     plan = make_plan(setup, demand)
     print_plan(plan, name=name)

@@ -31,7 +31,8 @@ class MemoryPlan:
     Attributes:
         reserved_bytes: of the hardware: what no engine gets.
         weight_bytes: a device's share of the weights.
-        step_bytes: set aside for the largest step; `is_compiled`: as its compiler counts it.
+        step_bytes: set aside for the largest step: `estimated_step_bytes`, or what its compiler
+            counts, with `is_compiled`.
         kv_bytes: the pool of the engine: `num_blocks`, the null block among them.
         left_bytes: what memory_utilization leaves, and what no request could use.
         reason: what sized the pool.
@@ -50,6 +51,7 @@ class MemoryPlan:
     step_bytes: int
     kv_bytes: int
     left_bytes: int
+    estimated_step_bytes: int
     is_compiled: bool
     num_devices: int
     memory_utilization: float
@@ -89,6 +91,7 @@ def memory_plan(setup: Setup) -> MemoryPlan:
         step_bytes=step,
         kv_bytes=size.num_bytes,
         left_bytes=hardware.usable_bytes - weights - step - size.num_bytes,
+        estimated_step_bytes=replace(setup, workspace_bytes=None).step_bytes(limits),
         is_compiled=setup.workspace_bytes is not None,
         num_devices=setup.num_devices,
         memory_utilization=share,

@@ -49,7 +49,9 @@ def print_plan(plan: Plan, *, name: str, console: Console | None = None) -> None
 
 def _memory(memory: MemoryPlan) -> Table:
     table = _table("memory of each device", "", "GB", "GiB")
-    by = "as its compiler counts" if memory.is_compiled else "the engine's estimate"
+    by = "the engine's estimate"
+    if memory.is_compiled:
+        by = f"as its compiler counts; estimate {memory.estimated_step_bytes / 1e9:.2f} GB"
     terms = {
         "reserved: context, fragmentation": memory.reserved_bytes,
         "weights": memory.weight_bytes,

@@ -1,10 +1,11 @@
 """The shape of a step, counted by hand from plans."""
 
 import pytest
+from builders import make_engine, make_limits, prompt_ids, run_to_end, submit
 from hypothesis import given
 from hypothesis import strategies as st
 
-from paxserve.step import BlockCopy, DecodeRows, RowPlan, StepPlan
+from paxserve.step import BlockCopy, RowPlan, StepPlan
 from paxserve.step_shape import StepShape, chunk, decodes, prompt, shape_of, together
 
 
@@ -17,13 +18,27 @@ def rows(*spans):
 
 
 def test_decodes_read_their_context_and_their_own_token():
-    plan = StepPlan(0, DecodeRows([5, 6, 7], [0, 1, 2], [9, 0, 19]))
+    plan = StepPlan(0, rows((9, 1, 1), (0, 1, 1), (19, 1, 1)))
     assert shape_of(plan) == decodes(3, 10 + 1 + 20) == StepShape(3, 3, 3, 3, 3, 3, 31)
 
 
-def test_columns_and_rows_of_decodes_have_one_shape():
-    columns = StepPlan(0, DecodeRows([5, 6], [0, 1], [9, 4]))
-    assert shape_of(columns) == shape_of(StepPlan(0, rows((9, 1, 1), (4, 1, 1))))
+def test_plans_of_a_scheduler_are_counted_like_their_rows():
+    """However it keeps them."""
+    engine = make_engine(make_limits(max_num_batched_tokens=8))
+    for length in (3, 9, 5, 12, 4):
+        submit(engine, prompt_ids(length), max_tokens=4)
+    run_to_end(engine)
+    plans = engine.executor.plans
+    shapes = [shape_of(plan) for plan in plans]
+    assert any(shape.num_chunks for shape in shapes)
+    assert any(shape.num_decodes and shape.num_chunks for shape in shapes)
+    assert any(shape.num_decodes == shape.num_rows > 1 for shape in shapes)
+    for plan, shape in zip(plans, shapes, strict=True):
+        pieces = [
+            chunk(row.first_position, row.num_tokens, samples=row.num_samples > 0)
+            for row in plan.rows
+        ]
+        assert shape == together(*pieces)
 
 
 def test_a_prompt_sees_itself_and_what_is_before_it():
@@ -71,12 +86,12 @@ def test_a_prompt_in_two_chunks_has_the_pairs_of_the_whole(length, cut, first):
 def test_what_is_moved_is_counted_with_any_rows():
     moves = {"copies": (BlockCopy(1, 2),), "swap_in": (BlockCopy(3, 4),) * 2,
              "swap_out": (BlockCopy(5, 6),) * 3}  # fmt: skip
-    for given_rows in (rows((0, 4, 1)), DecodeRows([5], [0], [9]), ()):
+    for given_rows in (rows((0, 4, 1)), rows((9, 1, 1)), ()):
         shape = shape_of(StepPlan(0, given_rows, **moves))
         assert (shape.num_copied, shape.num_swapped) == (1, 5)
 
 
-@pytest.mark.parametrize("given_rows", [rows((0, 4, 1)), DecodeRows([5], [0], [9])])
+@pytest.mark.parametrize("given_rows", [rows((0, 4, 1)), rows((9, 1, 1))])
 def test_padding_is_what_runs_and_changes_nothing_else(given_rows):
     exact = shape_of(StepPlan(0, given_rows))
     padded = shape_of(StepPlan(0, given_rows), padded_tokens=64, padded_rows=8)
