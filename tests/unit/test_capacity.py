@@ -145,7 +145,7 @@ def test_no_saturation_without_a_growing_queue():
 
 
 def test_probes_that_contradict_each_other_are_told():
-    """Bad between 2.5 and 3.5, good again up to 9: a search from 5 finds 9, one from 3 finds 2.5."""
+    """Bad between 2.5 and 3.5, good again up to 9: from 5 the answer is 9, from 3 it is 2.5."""
 
     def measure(rate):
         is_bad = 2.5 < rate < 3.5 or rate > 9
