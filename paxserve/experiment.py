@@ -21,6 +21,7 @@ from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
 from paxserve.service_level import RequestBounds
 from paxserve.settings import Knobs, from_section
+from paxserve.tracking import Tracking
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
@@ -65,6 +66,7 @@ def run(
     progress: Progress,
     policies: Mapping[str, object] | None = None,
     workload: Workload | None = None,
+    tracking: Tracking | None = None,
 ) -> Run:
     """Run one experiment.
 
@@ -76,6 +78,7 @@ def run(
         progress: called with (what, done, total).
         policies: axis -> a policy object, in place of what was chosen for that axis.
         workload: in place of the one that was chosen.
+        tracking: whom to tell how it goes.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -87,7 +90,7 @@ def run(
         config, choices=choices, explicit=explicit, say=say, policies=policies, workload=workload
     )
     try:
-        return _serve(prepared, say, progress)
+        return _serve(prepared, say, progress, tracking)
     except Exception as error:
         raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
 
@@ -139,7 +142,7 @@ def prepare(
     )
 
 
-def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
+def _serve(prepared: Prepared, say: Say, progress: Progress, tracking: Tracking | None) -> Run:
     engine, source = prepared.made.engine, prepared.source
     warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
@@ -152,7 +155,12 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
         progress("requests", ended, source.num_requests)
 
     refused = serve(
-        engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
+        engine,
+        source,
+        prepared.params,
+        tokenizer=prepared.made.tokenizer,
+        on_ended=on_ended,
+        on_step=None if tracking is None else lambda: tracking.after_step(engine, ended),
     )
     summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
     records = map(request_record, engine.requests if prepared.bounds.given else ())

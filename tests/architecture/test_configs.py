@@ -6,8 +6,9 @@ import pytest
 from axes import POLICY_AXES, ROOT, WORKLOAD_AXES, policy_class, stems, yaml_values
 
 CONFIGS = ROOT / "configs"
-AXES = (*POLICY_AXES, *WORKLOAD_AXES, "executor")
-WITH_FIELDS = [(axis, stem) for axis in (*POLICY_AXES, *WORKLOAD_AXES) for stem in stems(axis)]
+FIELDED = (*POLICY_AXES, *WORKLOAD_AXES, "tracker")
+AXES = (*FIELDED, "executor")
+WITH_FIELDS = [(axis, stem) for axis in FIELDED for stem in stems(axis)]
 
 pytestmark = pytest.mark.skipif(not CONFIGS.exists(), reason="there are no configs yet")
 
