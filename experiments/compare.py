@@ -84,15 +84,19 @@ def _write(path: Path, rows: Sequence[Mean] | Sequence[Difference]) -> list[Path
 
 def _print_differences(rows: Sequence[Difference], by: str | None) -> None:
     table = Table(title=f"less {rows[0].baseline}, paired by seed", title_justify="left")
-    for heading in ("policy", by or "", "metric", "seeds", "mean", "95 % of mean", "lower"):
+    for heading in (
+        "policy",
+        (by or "").rpartition(".")[2],
+        "metric",
+        "mean (95 % of it)",
+        "lower",
+    ):
         table.add_column(heading)
     for row in rows:
-        interval = "-" if row.low is None else f"{row.low:+.4g} to {row.high:+.4g}"
+        interval = "" if row.low is None else f" ({row.low:+.3g} to {row.high:+.3g})"
         place = "" if row.by is None else f"{row.by:g}"
-        table.add_row(
-            row.policy, place, row.metric, str(row.num_seeds), f"{row.mean:+.4g}", interval,
-            f"{row.share_lower:.0%}",
-        )  # fmt: skip
+        share = f"{row.share_lower * row.num_seeds:.0f} of {row.num_seeds}"
+        table.add_row(row.policy, place, row.metric, f"{row.mean:+.3g}{interval}", share)
     Console().print(table)
 
 

@@ -9,12 +9,14 @@ from itertools import groupby
 
 from matplotlib.axes import Axes
 from matplotlib.lines import Line2D
+from matplotlib.transforms import ScaledTranslation
 
 from paxserve.report import style
 from paxserve.report.style import Picture, legend_below, panels, title
 from paxserve.sweep.comparison import Comparison, Difference, Mean
 
 _PANEL_INCHES = 3.2
+_ASIDE_POINTS = 3
 _SPANS = 15  # factor from which on an axis is logarithmic
 
 type _Line = Mean | Difference
@@ -71,7 +73,7 @@ def _draw(
     legend_below(picture, handles, columns=3 if len(names) > 4 else 2)
     counts = sorted({row.num_seeds for row in rows})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    bars = "; bands: 95 % bootstrap interval of the mean" if counts[-1] > 1 else ""
+    bars = "; bars: 95 % bootstrap interval of the mean" if counts[-1] > 1 else ""
     picture.suptitle(f"means over {seeds} seeds{bars}", x=0.01, ha="left", fontsize=9)
     return picture
 
@@ -79,15 +81,24 @@ def _draw(
 def _draw_lines(
     axis: Axes, rows: Sequence[_Line], looks: dict[str, tuple[str, str, str]], by: str
 ) -> None:
+    """Each line a little to the side of the others, so that intervals can be told apart."""
     places = [_place(row) for row in rows]
+    names = list(looks)
     for name, group in groupby(rows, key=lambda row: row.policy):
         own = list(group)
         colour, line, marker = looks[name]
+        aside = _ASIDE_POINTS * (names.index(name) - (len(names) - 1) / 2)
+        shift = ScaledTranslation(aside / 72, 0, axis.figure.dpi_scale_trans)
+        moved = axis.transData + shift
         xs = [_place(row) for row in own]
-        axis.plot(xs, [row.mean for row in own], line, marker=marker, ms=4, color=colour)
         low = [row.mean if row.low is None else row.low for row in own]
         high = [row.mean if row.high is None else row.high for row in own]
-        axis.fill_between(xs, low, high, color=colour, alpha=0.2, linewidth=0)
+        axis.plot(
+            xs, [r.mean for r in own], line, marker=marker, ms=4, color=colour, transform=moved
+        )
+        axis.vlines(xs, low, high, color=colour, transform=moved)
+        axis.update_datalim([*zip(xs, low, strict=True), *zip(xs, high, strict=True)])
+    axis.autoscale_view()
     if min(places) > 0 and max(places) > _SPANS * min(places):
         axis.set_xscale("log")
         axis.xaxis.set_major_formatter("{x:g}")

@@ -139,7 +139,7 @@ class Comparison:
             of_cells = zip(self.cells[CELL], self._policies(), strict=True)
             found = {policy for name, policy in of_cells if name.startswith(asked)}
         if len(found) != 1:
-            names = [self.policies[policy] for policy in found]
+            names = [name for policy, name in self.policies.items() if policy in found]
             raise ValueError(f"baseline {asked} must mean one policy, it means {names or 'none'}")
         return found.pop()
 
