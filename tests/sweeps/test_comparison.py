@@ -92,7 +92,7 @@ def test_a_baseline_is_a_cell_or_what_sets_it_apart(sweep):
     assert compared.baseline("batching=static") == ("static",)
     for asked, words in {
         "batching=orca": "must mean one policy, it means none",
-        "placement=paged": "placement sets no policy apart",
+        "placement=paged": "placement sets no policies apart",
         "xyz": "must mean one policy, it means none",
         "": r"must mean one policy, it means \['static', 'textbook'\]",
     }.items():
