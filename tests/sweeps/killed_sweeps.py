@@ -114,7 +114,7 @@ def _sweep(path, kinds, resume, num_jobs, at, victim):
     os.dup2(null, 2)
     processes.subprocess = SimpleNamespace(**{**vars(subprocess), "Popen": Forked})
     files.boundary = _counted(path.with_name("boundaries"), at, victim, os.getpid())
-    os._exit(sweep(path, cells_of(kinds), resume=resume, num_jobs=num_jobs))
+    os._exit(sweep(path, cells_of(kinds), resume=resume, runner=processes.processes(num_jobs)))
 
 
 def run_sweep(
