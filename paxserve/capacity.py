@@ -24,10 +24,13 @@ from paxserve.service_level import Bound, Slo
 
 THROUGHPUT, GROWTH = "output_throughput", "queue_growth"
 HIGHEST_RATE = 1e6
+LOWEST_TOLERANCE = 1e-4
+_DIGITS = 6  # of a rate: far finer than any tolerance
 _NO_MORE = 1.02  # factor of throughput that is not "more"
 _UNCHANGED = 0.01  # relative change of a figure that is none
 _FOLLOWS = 0.6  # a throughput that falls to this when the rate is halved follows the rate
 _GROWS = 0.02  # s per s: arrivals exceed what is served by 2 %
+_RANGE = 1.1  # factor of rates over which output must be flat
 
 type Measure = Callable[[float], Summary]
 
@@ -172,7 +175,7 @@ def search(
     Raises:
         ValueError: limits in the wrong order, or a figure that is bounded and undefined.
     """
-    real("tolerance", tolerance, low=1e-6, high=1)
+    real("tolerance", tolerance, low=LOWEST_TOLERANCE, high=1)
     real("start", start, high=HIGHEST_RATE, above=True)
     lowest = start / 1024 if lowest is None else lowest
     highest = min(1024 * start, HIGHEST_RATE) if highest is None else highest
@@ -199,7 +202,6 @@ class _Search:
     ) -> None:
         self._measure, self._slo, self._on_probe = measure, slo, on_probe
         self._tolerance = tolerance
-        self._digits = max(4, 2 - math.floor(math.log10(tolerance)))
         self.probes: dict[float, Probe] = {}
 
     def bracket(
@@ -237,8 +239,8 @@ class _Search:
         return met, unmet
 
     def _probe(self, rate: float) -> Probe:
-        """Of a rate that can be read, and found again by a resumed search."""
-        rate = float(f"{rate:.{self._digits}g}")
+        """Of a rate that a later search, even a finer one, asks for again."""
+        rate = float(f"{rate:.{_DIGITS}g}")
         figures = self._measure(rate)
         try:
             unmet = self._slo.unmet(figures)
@@ -275,6 +277,6 @@ def _saturation(probes: Sequence[Probe]) -> Saturation | None:
     first = len(probes)
     while first and outputs[first - 1] * _NO_MORE >= peak and probes[first - 1].queue_grows:
         first -= 1
-    if first == len(probes) or probes[-1].rate < 1.25 * probes[first].rate:
+    if first == len(probes) or probes[-1].rate < _RANGE * probes[first].rate:
         return None
     return Saturation(rate=probes[first].rate, output_throughput=peak)

@@ -11,6 +11,7 @@ the other; so an ended search goes on, a second SLO costs only the rates that it
 import json
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 import pyarrow.parquet as pq
 
@@ -58,11 +59,11 @@ def find_capacity(
     """
     if RATE_KEY in map(key_of, overrides):
         raise ValueError(f"{RATE_KEY} is what is searched for: leave it out")
-    _composed(overrides, rate=1.0)  # whatever is wrong with it is said before anything is made
+    composed = _composed(overrides)
     directory = SweepDirectory.made(out)
     with locked(out, say=say):
         directory.tidy()
-        runs = _Runs(directory, overrides, slo.per_request, say, progress)
+        runs = _Runs(directory, overrides, composed, slo.per_request, say, progress)
         given = {name: value for name, value in limits.items() if value is not None}
         found = search(runs.measure, slo, on_probe=on_probe, **given)
         write_sweep_table(directory)
@@ -74,11 +75,13 @@ class _Runs:
         self,
         directory: SweepDirectory,
         overrides: Sequence[str],
+        composed: Composed,
         per_request: RequestBounds,
         say: Say,
         progress: Progress,
     ) -> None:
         self._directory, self._overrides, self._per_request = directory, overrides, per_request
+        self._config, self._choices, self._explicit = composed
         self._say, self._progress = say, progress
 
     def measure(self, rate: float) -> Summary:
@@ -87,25 +90,23 @@ class _Runs:
         Raises:
             ValueError: as of `experiment.run`, or no request was completed.
         """
-        composed = _composed(self._overrides, rate)
-        config, choices, _ = composed
         asked = (*self._overrides, f"{RATE_KEY}={rate}")
-        cell = Cell(
-            overrides=asked,
-            keys=tuple(map(key_of, asked)),
-            config={"choices": choices, **config},
-        )
+        config = {"choices": self._choices, **_with_rate(self._config, rate)}
+        cell = Cell(overrides=asked, keys=tuple(map(key_of, asked)), config=config)
         if self._directory.state(cell) is not State.COMPLETE:
-            self._run(cell, composed)
+            self._run(cell)
         return figures_of(self._directory.of(cell), self._per_request)
 
-    def _run(self, cell: Cell, composed: Composed) -> None:
+    def _run(self, cell: Cell) -> None:
         self._directory.add([cell])
-        config, choices, explicit = composed
         running = self._directory.begin(cell)
         try:
             done = experiment.run(
-                config, choices=choices, explicit=explicit, say=self._say, progress=self._progress
+                cell.config,
+                choices=self._choices,
+                explicit=self._explicit,
+                say=self._say,
+                progress=self._progress,
             )
             _check_completed(done)
             write_results(done, running, config=cell.config)
@@ -126,9 +127,10 @@ def figures_of(run: Path, per_request: RequestBounds) -> Summary:
     return {**summary, **goodput, GROWTH: queue_growth(requests)}
 
 
-def _composed(overrides: Sequence[str], rate: float) -> Composed:
+def _composed(overrides: Sequence[str]) -> Composed:
+    """With some rate: composing takes longer than many a run."""
     try:
-        return compose_config([*overrides, f"{RATE_KEY}={rate}"])
+        return compose_config([*overrides, f"{RATE_KEY}=1.0"])
     except ValueError as error:
         if RATE_KEY not in str(error):
             raise
@@ -136,6 +138,11 @@ def _composed(overrides: Sequence[str], rate: float) -> Composed:
             f"this workload has no {RATE_KEY}: choose workload/arrivals=poisson or gamma, and a "
             "workload that has arrivals"
         ) from error
+
+
+def _with_rate(config: dict[str, Any], rate: float) -> dict[str, Any]:
+    workload = config["workload"]
+    return {**config, "workload": {**workload, "arrivals": {**workload["arrivals"], "rate": rate}}}
 
 
 def _check_completed(done: Run) -> None:

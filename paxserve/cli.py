@@ -45,6 +45,7 @@ from paxserve.results import (
     write_results,
 )
 from paxserve.terminal import Terminal
+from paxserve.tracking import TRACKER, Tracking
 from paxserve.verify import command as verify_command
 
 MOST_LOST_SHOWN = 3
@@ -201,14 +202,22 @@ def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Except
     """
     hydra_config = HydraConfig.get()
     terminal = Terminal()
-    path = None
+    path = tracking = None
     try:
         plain, choices, explicit = read_config(config, hydra_config)
         path = new_run_dir(str(into) if into is not None else _run_dir(plain, hydra_config))
+        asked = {"choices": choices, **plain}
+        tracking = Tracking.of(asked, path)
         result = run(
-            plain, choices=choices, explicit=explicit, say=terminal.say, progress=terminal.progress
+            plain,
+            choices=choices,
+            explicit=[key for key in explicit if key.partition(".")[0] != TRACKER],
+            say=terminal.say,
+            progress=terminal.progress,
+            tracking=tracking,
         )
-        _write(result, path, {"choices": choices, **plain})
+        tracking.end(result.summary)
+        _write(result, path, asked)
         return _show(result, path, terminal)
     except Exception as error:
         _note_failure(error, path)
@@ -219,6 +228,8 @@ def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Except
         raise
     finally:
         terminal.close()
+        if tracking is not None:
+            tracking.end(None)
 
 
 def _write(result: Run, path: Path, config: dict[str, Any]) -> None:

@@ -22,6 +22,7 @@ from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
 from paxserve.service_level import RequestBounds
 from paxserve.settings import Knobs, from_section
+from paxserve.tracking import Tracking
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
@@ -72,6 +73,7 @@ def run(
     progress: Progress,
     policies: Mapping[str, object] | None = None,
     workload: Workload | None = None,
+    tracking: Tracking | None = None,
 ) -> Run:
     """Run one experiment.
 
@@ -84,6 +86,7 @@ def run(
         progress: called with (what, done, total).
         policies: axis -> a policy object, in place of what was chosen for that axis.
         workload: in place of the one that was chosen.
+        tracking: whom to tell how it goes.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -95,7 +98,7 @@ def run(
         config, choices=choices, explicit=explicit, say=say, policies=policies, workload=workload
     )
     try:
-        return serve_prepared(prepared, say, progress)
+        return serve_prepared(prepared, say, progress, tracking)
     except Exception as error:
         raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
 
@@ -155,7 +158,9 @@ def prepare(
     )
 
 
-def serve_prepared(prepared: Prepared, say: Say, progress: Progress) -> Run:
+def serve_prepared(
+    prepared: Prepared, say: Say, progress: Progress, tracking: Tracking | None = None
+) -> Run:
     """Warm up, serve all that comes, measure."""
     engine, source = prepared.made.engine, prepared.source
     warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
@@ -169,7 +174,12 @@ def serve_prepared(prepared: Prepared, say: Say, progress: Progress) -> Run:
         progress("requests", ended, source.num_requests)
 
     refused = serve(
-        engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
+        engine,
+        source,
+        prepared.params,
+        tokenizer=prepared.made.tokenizer,
+        on_ended=on_ended,
+        on_step=None if tracking is None else lambda: tracking.after_step(engine, ended),
     )
     engine.fold()
     folded = engine.folded

@@ -16,7 +16,8 @@ from omegaconf import DictConfig, OmegaConf
 
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted
 
-_CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, GATE, *WORKLOAD_AXES))})=([\w.]+:\w+)")
+_OWN = (*POLICY_AXES, GATE, *WORKLOAD_AXES, "tracker")  # may be classes of a user's own
+_CUSTOM = re.compile(rf"({'|'.join(_OWN)})=([\w.]+:\w+)")
 _SLASH = "__"  # stands for the / of workload/arrivals inside a key
 _QUIET = ("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
 _SWEEP_FLAGS = {"-m", "--multirun"}

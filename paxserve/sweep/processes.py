@@ -10,30 +10,24 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from paxserve.files import remove_directory, write_text
+from paxserve.numbers import whole
 from paxserve.results import FAILURE, LOG, MARKER
 from paxserve.sweep.cell import Cell
 from paxserve.sweep.directory import State, SweepDirectory
+from paxserve.sweep.runner import Ended, OnEnded, Runner
 
 COMMAND = (sys.executable, "-m", "paxserve.sweep.child")
+MOST_JOBS = 1024
 _POLL_S = 0.05
 _PATIENCE_S = 10.0  # between asking a process to end and ending it
 _MOST_OF_LOG = 8000  # characters of it in error.txt, where the run could not write its own
-
-
-@dataclass(frozen=True, slots=True)
-class Ended:
-    """A cell whose process has ended."""
-
-    cell: Cell
-    state: State
-    seconds: float
 
 
 @dataclass(slots=True)
@@ -44,45 +38,34 @@ class _Run:
     start_s: float = field(default_factory=time.monotonic)
 
 
-def run_cells(
-    directory: SweepDirectory,
-    cells: Sequence[Cell],
-    *,
-    num_jobs: int,
-    lock: int,
-    on_ended: Callable[[Ended, int], None],
-) -> None:
-    """Run cells, at most `num_jobs` at a time, to the end of all.
-
-    An interrupt, or SIGTERM, ends the processes; their cells are then missing, as before.
-
-    Args:
-        directory: where they belong.
-        cells: in the order in which they begin.
-        num_jobs: at least 1.
-        lock: of the sweep; its processes hold it with us.
-        on_ended: called for each, with the number of cells that are still running.
+def processes(num_jobs: Any) -> Runner:
+    """A runner that has at most `num_jobs` processes at a time.
 
     Raises:
-        KeyboardInterrupt: as said.
+        ValueError: no such number.
     """
-    waiting, running = deque(cells), list[_Run]()
-    with _terminated_like_interrupted():
-        try:
-            while waiting or running:
-                while waiting and len(running) < num_jobs:
-                    running.append(_start(directory, waiting.popleft(), lock))
-                time.sleep(_POLL_S)
-                for run in [run for run in running if run.process.poll() is not None]:
-                    running.remove(run)
-                    on_ended(_finish(directory, run), len(running))
-        finally:
-            _end(running)
+    most = whole("n_jobs", num_jobs, low=1, high=MOST_JOBS)
+
+    def run(directory: SweepDirectory, cells: Sequence[Cell], lock: int, on_ended: OnEnded) -> None:
+        waiting, running = deque(cells), list[_Run]()
+        with terminated_like_interrupted():
+            try:
+                while waiting or running:
+                    while waiting and len(running) < most:
+                        running.append(_start(directory, waiting.popleft(), lock))
+                    time.sleep(_POLL_S)
+                    for one in [one for one in running if one.process.poll() is not None]:
+                        running.remove(one)
+                        on_ended(_finish(directory, one), len(running))
+            finally:
+                _end(running)
+
+    return run
 
 
 def run_cell(directory: SweepDirectory, cell: Cell) -> State:
-    """Run one cell in a process of its own and wait for it: what a job on a cluster does."""
-    with _terminated_like_interrupted():
+    """Run one cell in a process of its own and wait for it: what a job of a cluster does."""
+    with terminated_like_interrupted():
         run = _start(directory, cell, None)
         try:
             run.process.wait()
@@ -148,7 +131,7 @@ def _end(running: Sequence[_Run]) -> None:
 
 
 @contextmanager
-def _terminated_like_interrupted() -> Iterator[None]:
+def terminated_like_interrupted() -> Iterator[None]:
     """SIGTERM, which batch systems send, is taken like Ctrl-C."""
     if threading.current_thread() is not threading.main_thread():
         yield

@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from enum import StrEnum
 from pathlib import Path
 
-from paxserve.numbers import whole
 from paxserve.report.sweep_table import print_sweep
 from paxserve.results import FAILURE
 from paxserve.sweep.cell import Cell, axes_of, value_of
 from paxserve.sweep.directory import State, SweepDirectory
 from paxserve.sweep.lock import locked
-from paxserve.sweep.processes import Ended, run_cells
+from paxserve.sweep.runner import Ended, Runner
 from paxserve.sweep.table import write_sweep_table
 from paxserve.terminal import Terminal
-
-MOST_JOBS = 1024
 
 
 class Resume(StrEnum):
@@ -36,14 +33,14 @@ class Resume(StrEnum):
         return (State.MISSING, *more[self])
 
 
-def sweep(path: Path, cells: Sequence[Cell], *, resume: str, num_jobs: int) -> int:
+def sweep(path: Path, cells: Sequence[Cell], *, resume: str, runner: Runner) -> int:
     """Run the cells that are to be run, then write the table of the whole directory.
 
     Args:
         path: the directory, new or of an earlier sweep.
         cells: what is asked for; equal ones run once.
         resume: as of `Resume`.
-        num_jobs: processes at a time.
+        runner: who runs them.
 
     Returns:
         0, or 1 if a cell has failed, now or before.
@@ -55,7 +52,6 @@ def sweep(path: Path, cells: Sequence[Cell], *, resume: str, num_jobs: int) -> i
     """
     if resume not in tuple(Resume):
         raise ValueError(f"resume must be one of {', '.join(Resume)}, got {resume!r}")
-    whole("n_jobs", num_jobs, low=1, high=MOST_JOBS)
     terminal = Terminal()
     directory = SweepDirectory.made(path)
     with locked(path, say=terminal.say) as lock:
@@ -66,13 +62,7 @@ def sweep(path: Path, cells: Sequence[Cell], *, resume: str, num_jobs: int) -> i
         todo = [cell for cell in asked if states[cell.name] in Resume(resume).states]
         terminal.say(_plan(path, asked, states, todo))
         try:
-            run_cells(
-                directory,
-                todo,
-                num_jobs=num_jobs,
-                lock=lock,
-                on_ended=_Told(directory, todo, terminal),
-            )
+            runner(directory, todo, lock, _Told(directory, todo, terminal))
         finally:
             terminal.close()
         table = write_sweep_table(directory)

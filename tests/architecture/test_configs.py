@@ -9,9 +9,9 @@ from paxserve.hardware import Hardware
 from paxserve.models.dimensions import Dimensions
 
 CONFIGS = ROOT / "configs"
-AXES = (*POLICY_AXES, *WORKLOAD_AXES, "executor", "cost_model")
-OF_POLICIES = (*POLICY_AXES, *WORKLOAD_AXES, "cost_model")
-WITH_FIELDS = [(axis, stem) for axis in OF_POLICIES for stem in stems(axis)]
+FIELDED = (*POLICY_AXES, *WORKLOAD_AXES, "cost_model", "tracker")
+AXES = (*FIELDED, "executor")
+WITH_FIELDS = [(axis, stem) for axis in FIELDED for stem in stems(axis)]
 SIZES = {"hardware": Hardware, "model": Dimensions}
 
 pytestmark = pytest.mark.skipif(not CONFIGS.exists(), reason="there are no configs yet")

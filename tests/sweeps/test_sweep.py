@@ -13,6 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 import yaml
 
+from paxserve import files
 from paxserve.cli import main
 from paxserve.sweep import processes
 from paxserve.sweep.cell import Cell
@@ -49,7 +50,7 @@ def acted(monkeypatch):
 @pytest.mark.usefixtures("acted")
 def test_a_failing_cell_does_not_hurt_the_others(tmp_path, capsys):
     cells = acting("fail-1", "ok-1", "kill-1", "ok-2", "exit-3", "exit-0", "ok-3")
-    assert sweep(tmp_path, cells, resume="missing", num_jobs=1) == 1
+    assert sweep(tmp_path, cells, resume="missing", runner=processes.processes(1)) == 1
     assert states(tmp_path, cells) == [
         "failed", "complete", "failed", "complete", "failed", "failed", "complete",
     ]  # fmt: skip
@@ -82,10 +83,10 @@ def test_a_failing_cell_does_not_hurt_the_others(tmp_path, capsys):
 )
 def test_what_runs_again(tmp_path, resume, runs):
     cells = acting("ok-1", "fail-1", "ok-2")
-    assert sweep(tmp_path, cells[:2], resume="missing", num_jobs=2) == 1
+    assert sweep(tmp_path, cells[:2], resume="missing", runner=processes.processes(2)) == 1
     assert sorted(started(tmp_path)) == ["fail-1", "ok-1"]
     (tmp_path / "mended").write_text("")
-    code = sweep(tmp_path, cells, resume=resume, num_jobs=1)
+    code = sweep(tmp_path, cells, resume=resume, runner=processes.processes(1))
     assert started(tmp_path) == runs
     assert code == (1 if resume == "missing" else 0)  # what failed before is still failed
     assert states(tmp_path, cells)[0::2] == ["complete", "complete"]
@@ -94,7 +95,10 @@ def test_what_runs_again(tmp_path, resume, runs):
 
 @pytest.mark.usefixtures("acted")
 def test_equal_cells_run_once(tmp_path):
-    assert sweep(tmp_path, acting("ok-1", "ok-1"), resume="missing", num_jobs=2) == 0
+    assert (
+        sweep(tmp_path, acting("ok-1", "ok-1"), resume="missing", runner=processes.processes(2))
+        == 0
+    )
     assert started(tmp_path) == ["ok-1"]
 
 
@@ -102,23 +106,17 @@ def test_equal_cells_run_once(tmp_path):
 def test_as_many_at_a_time_as_asked_for(tmp_path):
     """Each of the three waits until all have begun; with fewer at a time nothing would end."""
     cells = acting("wait-3", "wait-03", "wait-003")
-    assert sweep(tmp_path, cells, resume="missing", num_jobs=3) == 0
+    assert sweep(tmp_path, cells, resume="missing", runner=processes.processes(3)) == 0
     assert sorted(started(tmp_path)) == ["wait-003", "wait-03", "wait-3"]
 
 
-@pytest.mark.usefixtures("acted")
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"resume": "some"}, "resume must be one of missing, failed, all, got 'some'"),
-        ({"num_jobs": 0}, "n_jobs must be an integer from 1 to 1024, got 0"),
-        ({"num_jobs": "many"}, "n_jobs must be an integer"),
-    ],
-)
-def test_wrong_settings(tmp_path, settings, words):
-    with pytest.raises(ValueError, match=words):
-        sweep(tmp_path / "x", acting("ok"), **{"resume": "missing", "num_jobs": 1, **settings})
+def test_wrong_settings(tmp_path):
+    with pytest.raises(ValueError, match="resume must be one of missing, failed, all, got 'some'"):
+        sweep(tmp_path / "x", acting("ok"), resume="some", runner=processes.processes(1))
     assert not (tmp_path / "x").exists()
+    for number in (0, 1025, "many", 1.5, True):
+        with pytest.raises(ValueError, match="n_jobs must be an integer from 1 to 1024, got"):
+            processes.processes(number)
 
 
 SLEEPING = """
@@ -129,7 +127,8 @@ from test_sweep import ACTING, acting
 from paxserve.sweep import processes
 from paxserve.sweep.run import sweep
 processes.COMMAND = ACTING
-sweep(Path(sys.argv[1]), acting("ok-1", "sleep-1", "sleep-2", "ok-2"), resume="missing", num_jobs=2)
+cells = acting("ok-1", "sleep-1", "sleep-2", "ok-2")
+sweep(Path(sys.argv[1]), cells, resume="missing", runner=processes.processes(2))
 """
 
 
@@ -220,6 +219,8 @@ def test_a_sweep_that_cannot_begin(cli, tmp_path):
     assert (code, "holds no sweep" in err) == (2, True)
     code, _, err = cli(*REAL, "seed=0,1", "run_dir=new", "workload.lengths.input_tokens=???")
     assert (code, "workload.lengths.input_tokens must be set" in err) == (2, True)
+    code, _, err = cli(*REAL, "seed=0,1", "run_dir=new", "n_jobs=0")
+    assert (code, "n_jobs must be an integer from 1 to 1024, got 0" in err) == (2, True)
     code, _, err = cli(*REAL, "seed=0,1", "run_dir=new", "resume=some")
     assert (code, "resume must be one of" in err) == (2, True)
     code, _, err = cli("run", "executor=scripted", "resume=all", "run_dir=new")
@@ -242,6 +243,21 @@ def test_a_policy_of_ones_own_in_a_sweep(cli, tmp_path):
     config = yaml.safe_load((tmp_path / "own" / rows[1]["cell"] / "config.yaml").read_text())
     assert config["choices"]["batching"] == "my_static:Mine"
     assert config["batching"]["number"] == 2
+
+
+def test_a_cell_in_which_nothing_was_completed_has_failed(cli, tmp_path, monkeypatch):
+    """And that is on disk before the marker: a sweep that is killed in between finds it failed."""
+    changes = []
+    monkeypatch.setattr(files, "boundary", lambda what, path: changes.append((what, path.name)))
+    code, _, _ = cli("run", *REAL[2:], "workload.lengths.input_tokens=99", "run_dir=run")
+    assert code == 1
+    assert changes.index(("there", "error.txt")) < changes.index(("write", "complete"))
+    code, _, err = cli(*REAL, "workload.lengths.input_tokens=4,99", "run_dir=sweep")
+    assert code == 1
+    assert "FAILED: RuntimeError: no request was completed" in err
+    rows = pq.read_table(tmp_path / "sweep" / "table.parquet").to_pylist()
+    assert [row["state"] for row in rows] == ["complete", "failed"]
+    assert (tmp_path / "sweep" / rows[1]["cell"] / "outputs.jsonl").is_file()
 
 
 def test_a_cell_ends_with_a_sweep_that_is_killed(tmp_path):

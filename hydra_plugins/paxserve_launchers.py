@@ -1,13 +1,14 @@
-"""`hydra/launcher=process`: what Hydra calls with the cells of `paxserve run -m`.
+"""`hydra/launcher=process` and `=slurm`: what Hydra calls with the cells of `paxserve run -m`.
 
 Owns: from Hydra's overrides to cells. In: lists of overrides. Out: an exit code, and nothing for
 Hydra. Must not know: how cells run.
 
-It lies here since Hydra looks for launchers in the namespace `hydra_plugins` only, where every
-program that uses Hydra imports it: so it imports the rest of paxserve when it is asked to launch.
+They lie here since Hydra looks for launchers in the namespace `hydra_plugins` only, where every
+program that uses Hydra imports them: so they import the rest of paxserve when asked to launch.
 """
 
 import sys
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -18,13 +19,22 @@ from omegaconf import DictConfig
 
 if TYPE_CHECKING:
     from paxserve.sweep.cell import Cell
+    from paxserve.sweep.runner import Runner
 
 
-class ProcessLauncher(Launcher):
-    """Its settings are those of configs/hydra/launcher/process.yaml."""
+class _SweepLauncher(Launcher):
+    """Runs the cells that are missing, and the like (`resume`), by a runner of its own."""
 
-    def __init__(self, n_jobs: Any, resume: Any) -> None:
-        self._num_jobs, self._resume = n_jobs, resume
+    def __init__(self, resume: Any) -> None:
+        self._resume = resume
+
+    @abstractmethod
+    def _runner(self) -> "Runner":
+        """Who runs them.
+
+        Raises:
+            ValueError, ModuleNotFoundError: settings that are none, or a package that is missing.
+        """
 
     def setup(
         self, *, hydra_context: HydraContext, task_function: TaskFunction, config: DictConfig
@@ -42,8 +52,8 @@ class ProcessLauncher(Launcher):
         try:
             cells = [self._cell(overrides) for overrides in job_overrides]
             path = new_run_path(self._config.get("run_dir"))
-            code = sweep(path, cells, resume=self._resume, num_jobs=self._num_jobs)
-        except (ValueError, OSError) as error:
+            code = sweep(path, cells, resume=self._resume, runner=self._runner())
+        except (ValueError, OSError, ModuleNotFoundError) as error:
             print(f"paxserve: error: {error}", file=sys.stderr)
             code = 2
         if code:
@@ -63,6 +73,32 @@ class ProcessLauncher(Launcher):
             keys=tuple(dict.fromkeys(keys)),
             config={"choices": choices, **plain},
         )
+
+
+class ProcessLauncher(_SweepLauncher):
+    """Its settings are those of configs/hydra/launcher/process.yaml."""
+
+    def __init__(self, n_jobs: Any, resume: Any) -> None:
+        super().__init__(resume)
+        self._num_jobs = n_jobs
+
+    def _runner(self) -> "Runner":
+        from paxserve.sweep.processes import processes
+
+        return processes(self._num_jobs)
+
+
+class SlurmLauncher(_SweepLauncher):
+    """Its settings are those of configs/hydra/launcher/slurm.yaml."""
+
+    def __init__(self, cluster: Any, resume: Any, **resources: Any) -> None:
+        super().__init__(resume)
+        self._cluster, self._resources = cluster, resources
+
+    def _runner(self) -> "Runner":
+        from paxserve.sweep.slurm import array_of_jobs
+
+        return array_of_jobs(self._cluster, self._resources)
 
 
 def _is_of_the_sweep(key: str) -> bool:
