@@ -166,6 +166,25 @@ def test_the_step_is_the_program_that_the_engine_runs(size):
     assert found.as_text() == own.as_text()
 
 
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["tiny", "tied"])
+def test_a_float32_step_rounds_no_operand_on_an_accelerator(platform, dtype, model):
+    """By default a TPU multiplies float32 as bfloat16, and a GPU as TF32."""
+    config = replace(loaded("tiny").config, tie_embeddings=model == "tied")
+    case = StepCase(
+        config=config, num_tokens=16, num_rows=4, context_len=96, max_model_len=96, dtype=dtype
+    )
+    forward, arguments = abstract_step(case, jax.devices()[:1], kernel=Kernel("xla", None))
+    traced = forward.trace(*arguments, variant=Variant.SAMPLED)
+    lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
+    dots = [line for line in lines if "dot_general" in line]
+    assert len(dots) > 7 * config.num_layers
+    rounded = [dot for dot in dots if "precision = [HIGHEST, HIGHEST]" not in dot]
+    assert [dot for dot in rounded if "f32>, tensor" in dot.split(" : ")[1]] == []
+    assert bool(rounded) == (dtype == "bfloat16")
+
+
 # With the compilers.
 
 PROGRAM = """
