@@ -6,7 +6,7 @@ import json
 import jax.numpy as jnp
 import pytest
 
-from kernels_pallas import bench, tiles, tune
+from kernels_pallas import bench, support, tiles, tune
 from kernels_pallas.paged_attention import paged_attention, xla
 from kernels_pallas.tiles import file_name, measured_tiles, tile_key
 from kernels_pallas.timing import Timing, seconds_per_call
@@ -38,8 +38,8 @@ def test_bench_prints_and_writes_every_kernel(tmp_path, capsys):
     assert bench.main(["--small", "--shapes", SHAPE, "--json", str(file)]) == 0
     found = json.loads(file.read_text("utf-8"))
     assert [row["kernel"] for row in found["rows"]] == [
-        "ours, block 16",
-        "ours, a block per request",
+        "xla, block 16",
+        "xla, a block per request",
         "contiguous, xla",
     ]
     assert found["ceilings"]["copy_bytes_per_s"] > 1e8
@@ -48,6 +48,49 @@ def test_bench_prints_and_writes_every_kernel(tmp_path, capsys):
         assert row["num_bytes"] == bench.host_shape(bench.SHAPES[SHAPE].small()).kv_bytes
     printed = capsys.readouterr().out
     assert printed.count("% of copy") == 3
+
+
+def test_a_row_is_written_when_it_is_measured(tmp_path, monkeypatch):
+    """What was measured before an interruption is not lost."""
+    file = tmp_path / "bench.json"
+    row = bench.Row(shape="s", kernel="k", timing=None, num_bytes=1, num_flops=1)
+
+    def interrupted(*args, **options):
+        yield row
+        assert len(json.loads(file.read_text("utf-8"))["rows"]) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "bench", interrupted)
+    monkeypatch.setattr(bench, "measure_ceilings", lambda: bench.Ceilings(1.0, 1.0, "float32"))
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["--json", str(file)])
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    with pytest.raises(FileNotFoundError, match=r"--json .*/nowhere/b.json cannot be written"):
+        bench.main(["--json", str(tmp_path / "nowhere" / "b.json")])
+
+
+def test_bench_runs_what_auto_chooses_for_the_shape(monkeypatch):
+    asked = []
+
+    def choose(platform, kind, shape):
+        asked.append((platform, kind, shape))
+        return support.Choice("reference", "some reason")
+
+    monkeypatch.setattr(bench, "choose", choose)
+    rows = list(bench.bench([SHAPE], backend=None, small=True, budget_s=-1.0))
+    assert rows[0].kernel == "reference, block 16"
+    assert asked == [("cpu", "cpu", bench.host_shape(bench.SHAPES[SHAPE].small()))]
+    assert next(bench.bench([SHAPE], backend="xla", budget_s=-1.0)).kernel == "xla, block 16"
+
+
+def test_a_peer_may_refuse_and_ours_may_not(monkeypatch):
+    def cannot(*args, **options):
+        raise NotImplementedError("not today")
+
+    monkeypatch.setattr(bench, "prepare_ours", cannot)
+    rows = list(bench.bench([SHAPE], backend="xla", small=True))
+    assert [row.has_failed for row in rows] == [True, False, False]
+    assert [row.note for row in rows] == ["NotImplementedError: not today"] * 2 + [""]
 
 
 def test_bench_says_what_it_did_not_reach(monkeypatch):
@@ -64,7 +107,7 @@ def test_bench_says_what_it_did_not_reach(monkeypatch):
     assert [row.note for row in rows] == ["RuntimeError: no such luck"] * 2 + [""]
     assert bench.faults_of(rows) == [
         f"{SHAPE} {kernel}: RuntimeError: no such luck"
-        for kernel in ("ours, block 16", "ours, a block per request")
+        for kernel in ("xla, block 16", "xla, a block per request")
     ]
     assert bench.main(["--small", "--shapes", SHAPE]) == 1
 
