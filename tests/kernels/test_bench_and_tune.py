@@ -3,6 +3,7 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import pytest
 
@@ -175,9 +176,9 @@ def searched(monkeypatch, tmp_path):
     seen = []
 
     def prepare(shape, backend, *, tiles):
+        seen.append(tiles)
         if tiles == candidates[1]:
             raise MemoryError("too large")
-        seen.append(tiles)
         return (tiles,)
 
     def seconds(tiles, *, num_rounds):
@@ -187,9 +188,11 @@ def searched(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "prepare_ours", prepare)
     monkeypatch.setattr(tune, "seconds_per_call", seconds)
 
-    def search(*more):
+    def search(*more, status=0):
+        seen.clear()
         files = ["--measured", str(tmp_path / "m.json"), "--out", str(tmp_path / "t.json")]
-        assert tune.main(["--backend", "xla", "--shapes", SHAPE, "--small", *files, *more]) == 0
+        arguments = ["--backend", "xla", "--shapes", SHAPE, "--small", *files, *more]
+        assert tune.main(arguments) == status
         return json.loads((tmp_path / "t.json").read_text("utf-8"))["tiles"], seen
 
     return search, default, candidates
@@ -198,17 +201,59 @@ def searched(monkeypatch, tmp_path):
 def test_the_search_stores_what_beats_the_default(searched):
     search, default, candidates = searched
     table, seen = search()
-    assert seen == [default, candidates[0]]
+    assert seen == [default, *candidates]
     ((_, by_rows),) = table["xla"].items()
     assert by_rows == {"1": dataclasses.asdict(candidates[0])}
 
 
 def test_the_search_goes_on_where_it_stopped(searched):
     search, default, candidates = searched
-    _, seen = search("--budget-s", "-1")
+    _, seen = search("--budget-s", "-1", status=1)
     assert seen == []
     table, seen = search()
-    assert seen == [default, candidates[0]]
+    assert seen == [default, *candidates]
     again, seen = search()
     assert again == table
-    assert len(seen) == 2, "nothing is measured twice"
+    assert seen == [candidates[1]], "nothing is measured twice, what raised is tried again"
+
+
+def test_what_raised_is_tried_again_after_the_others(searched, tmp_path):
+    search, default, candidates = searched
+    search("--budget-s", "-1", status=1)
+    raised = {json.dumps(dataclasses.asdict(default)): "RuntimeError: the device was busy"}
+    (tmp_path / "m.json").write_text(json.dumps({KEY: raised}), "utf-8")
+    _, seen = search()
+    assert seen == [*candidates, default]
+
+
+KEY = f"cpu, jax {jax.__version__}, xla, {SHAPE}, small"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [KEY.removesuffix(", small"), KEY.replace("cpu", "TPU v4"), KEY.replace(", jax", ", jax 0.1")],
+)
+def test_times_hold_for_their_device_jax_and_form_only(searched, tmp_path, other):
+    """Times of the full form, another device or another JAX are left alone and not read."""
+    search, default, candidates = searched
+    times = {json.dumps(dataclasses.asdict(tiles)): 1.0 for tiles in (default, *candidates)}
+    (tmp_path / "m.json").write_text(json.dumps({other: times}), "utf-8")
+    _, seen = search()
+    assert seen == [default, *candidates]
+    found = json.loads((tmp_path / "m.json").read_text("utf-8"))
+    assert found[other] == times
+    assert found[KEY][json.dumps(dataclasses.asdict(candidates[0]))] == 0.5
+
+
+def test_small_shapes_are_not_for_the_package_s_table(capsys):
+    with pytest.raises(SystemExit):
+        tune.main(["--backend", "xla", "--shapes", SHAPE, "--small"])
+    assert "--small needs --out" in capsys.readouterr().err
+
+
+def test_the_search_refuses_a_backend_without_tiles_and_a_path_it_cannot_write(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        tune.main(["--backend", "reference"])
+    assert "invalid choice: 'reference'" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match=r"--out .* cannot be written"):
+        tune.main(["--small", "--out", str(tmp_path / "nowhere" / "t.json")])
