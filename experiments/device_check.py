@@ -29,10 +29,11 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a copy of the tree, installed or not
 
-from kernels_pallas import bench  # noqa: E402
+from kernels_pallas import bench, json_files  # noqa: E402
 from kernels_pallas.ceilings import measure_ceilings  # noqa: E402
 from kernels_pallas.checks import interpreted_checks, run_check  # noqa: E402
-from kernels_pallas.paged_attention import choose_backend  # noqa: E402
+from kernels_pallas.paged_attention import BACKENDS  # noqa: E402
+from kernels_pallas.shapes import shape_of  # noqa: E402
 from kernels_pallas.tolerances import logit_tolerance  # noqa: E402
 from paxserve.device.buckets import Bucket, Buckets  # noqa: E402
 from paxserve.device.gap import GapMeter  # noqa: E402
@@ -62,21 +63,26 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run the parts; 1 if something is wrong with one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"of {list(SHARES_S)}; default: all")
-    parser.add_argument("--backend", default=None, help="default: what kernel=auto chooses here")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, help="default: what kernel=auto chooses here for each shape"
+    )
     parser.add_argument("--small", action="store_true", help="small shapes and models")
     parser.add_argument("--model", default="smollm2-135m", help="of the chat; a name or path")
     parser.add_argument("--json", type=Path, default=Path("device.json"))
     given = parser.parse_args(argv)
     if unknown := sorted(set(given.parts) - set(SHARES_S)):
         parser.error(f"unknown parts {unknown}: they are {list(SHARES_S)}")
-    backend = given.backend or choose_backend(jax.default_backend())
+    json_files.check_writable("--json", given.json)
     device = jax.devices()[0]
+    backend = bench.backend_for(
+        bench.host_shape(shape_of("llama-3-8b", "decode_64x4k")), given.backend
+    )
     print(f"{device.device_kind}, jax {jax.__version__}, backend {backend}", flush=True)
     parts: dict[str, Callable[[], Part]] = {
         "numerics": lambda: check_numerics(backend, SHARES_S["numerics"]),
-        "bench": lambda: run_bench(backend, SHARES_S["bench"], small=given.small),
+        "bench": lambda: run_bench(given.backend, SHARES_S["bench"], small=given.small),
         "step": lambda: time_step(backend, small=given.small),
-        "chat": lambda: chat(backend, given.model, SHARES_S["chat"]),
+        "chat": lambda: chat(given.backend or "auto", given.model, SHARES_S["chat"]),
     }
     found: dict[str, Any] = {
         "device_kind": device.device_kind,
@@ -114,7 +120,7 @@ def run_parts(parts: dict[str, Callable[[], Part]], found: dict[str, Any], file:
         found[name] = part.found
         faults += [f"{name}: {fault}" for fault in part.faults]
         found["failed"] = faults
-        file.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+        json_files.write(file, found)
     return faults
 
 
@@ -135,16 +141,15 @@ def check_numerics(backend: str, share_s: float) -> Part:
     return Part(rows, faults)
 
 
-def run_bench(backend: str, share_s: float, *, small: bool) -> Part:
+def run_bench(backend: str | None, share_s: float, *, small: bool) -> Part:
     """The named shapes with their peers."""
     ceilings = measure_ceilings()
-    print(bench.headline(backend, ceilings), flush=True)
+    print(bench.headline(ceilings), flush=True)
     rows = []
     for row in bench.bench(bench.USUAL, backend=backend, small=small, budget_s=share_s):
         print(bench.line(row, ceilings), flush=True)
         rows.append(row)
-    found = {"ceilings": ceilings._asdict(), "rows": [bench.to_json(row) for row in rows]}
-    return Part(found, bench.faults_of(rows))
+    return Part(bench.report(ceilings, rows), bench.faults_of(rows))
 
 
 def time_step(backend: str, *, small: bool) -> Part:
@@ -244,7 +249,7 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started_s
 
 
-def chat(backend: str, model: str, share_s: float) -> Part:
+def chat(kernel: str, model: str, share_s: float) -> Part:
     """SmolLM2 answers the golden prompts through the kernel, in bfloat16 on an accelerator; flipped
     tokens with the gap of the two best logits there, and how far the kernel moves the logits. Each
     length of a context is a program of its own, so gaps and logits end with the part's time.
@@ -255,7 +260,7 @@ def chat(backend: str, model: str, share_s: float) -> Part:
     llm = LLM(
         model,
         dtype=dtype,
-        kernel=backend,
+        kernel=kernel,
         max_num_seqs=8,
         max_model_len=1024,
         row_buckets=(8,),  # two shapes of a step: compiling takes the longest
@@ -265,10 +270,17 @@ def chat(backend: str, model: str, share_s: float) -> Part:
         [{"prompt_token_ids": entry["prompt_token_ids"]} for entry in golden],
         [_greedy(entry) for entry in golden],
     )
+    backend = llm.engine.executor.backend
     found_ids = [list(output.outputs[0].token_ids) for output in outputs]
     flips = list(_flips(golden, found_ids, model, deadline_s))
     logits = list(_logit_errors(golden, model, backend, dtype, deadline_s))
-    found = {"dtype": dtype, "prompts": len(golden), "flips": flips, "logits": logits}
+    found = {
+        "backend": backend,
+        "dtype": dtype,
+        "prompts": len(golden),
+        "flips": flips,
+        "logits": logits,
+    }
     print(f"{len(golden)} prompts, {len(flips)} with another token", flush=True)
     for line in (*flips, *logits):
         print(line, flush=True)

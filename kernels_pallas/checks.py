@@ -69,7 +69,9 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it: `verdict` is ok, FAILED, or n/a where the backend says it cannot."""
+    """What came of it: `verdict` is ok or FAILED, which it is also where the backend says that it
+    cannot: all that is checked here must hold; `support.py` asks what does not.
+    """
 
     check: Check
     verdict: str
@@ -122,8 +124,6 @@ def run_check(check: Check) -> Outcome:
     started_s = time.perf_counter()
     try:
         verdict, detail = run(check)
-    except NotImplementedError as error:
-        verdict, detail = "n/a", str(error)
     except Exception as error:
         verdict, detail = "FAILED", f"{type(error).__name__}: {error}"
     return Outcome(

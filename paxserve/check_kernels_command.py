@@ -28,6 +28,7 @@ from paxserve.terminal import Terminal
 
 if TYPE_CHECKING:
     from kernels_pallas.checks import Check, Outcome
+    from paxserve.device.whole_step import StepRow
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -75,10 +76,8 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
     terminal.close()
     _print(outcomes)
     counts = Counter(outcome.verdict for outcome in outcomes)
-    print(
-        f"{counts['ok']} ok, {counts['FAILED']} failed, {counts['n/a']} not available on their "
-        f"backend; {time.perf_counter() - started_s:.0f} s"
-    )
+    seconds = time.perf_counter() - started_s
+    print(f"{counts['ok']} ok, {counts['FAILED']} failed; {seconds:.0f} s")
     if arguments.json is not None:
         found = [asdict(outcome) for outcome in outcomes]
         write_text(arguments.json, json.dumps(found, indent=1) + "\n")
@@ -86,37 +85,50 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
 
 
 def _check_steps(arguments: argparse.Namespace) -> int:
-    """One after the other, since each takes all cores; ends with 1 if one cannot be compiled."""
-    from kernels_pallas.compile_targets import GIB, TARGETS
+    """One after the other, since each takes all cores; ends with 1 if one cannot be compiled, does
+    not fit where it must or the other way round, or takes more than an engine sets aside.
+    """
+    from kernels_pallas.compile_targets import TARGETS
     from kernels_pallas.paged_attention import choose_backend
-    from paxserve.device.whole_step import check_step, named_cases
+    from paxserve.device.whole_step import check_step, fault, named_cases
 
     pattern = f"*{arguments.only or '*'}*"
-    cases = [c for c in named_cases() if fnmatch.fnmatch(f"{c[0]} on {c[1]}", pattern)]
+    cases = [c for c in named_cases() if fnmatch.fnmatch(f"{c.name} on {c.target}", pattern)]
     if not cases:
         raise ValueError(f"no step matches --only {arguments.only!r}")
-    terminal, table, found, num_failed = Terminal(), Table(*_STEP_COLUMNS, box=None), [], 0
-    for done, (name, target, case) in enumerate(cases):
+    terminal, table, found = Terminal(), Table(*_STEP_COLUMNS, box=None), []
+    for done, (name, target, case, must_fit) in enumerate(cases):
         terminal.progress("steps", done, len(cases))
+        row: StepRow | None = None
         try:
             row = check_step(name, target, case, backend=choose_backend(TARGETS[target].platform))
+            wrong = fault(row, must_fit=must_fit)
         except Exception as error:
-            num_failed += 1
-            terminal.say(f"FAILED {name} on {target}: {type(error).__name__}: {error}")
-            continue
-        if row.refusal is not None:
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong is not None:
+            terminal.say(f"FAILED {name} on {target}: {wrong}")
+        elif row is not None and row.refusal is not None:
             terminal.say(f"{name}: {row.refusal}")
-        found.append(row._asdict() | {"memory": row.memory and row.memory._asdict()})
-        memory = "refused" if row.memory is None else f"{row.memory.total_bytes / GIB:.1f}"
-        temp = "" if row.memory is None else f"{row.memory.temp_bytes / GIB:.2f}"
-        sizes = [f"{n / GIB:.1f}" for n in (row.hbm_bytes, row.weight_bytes, row.kv_bytes)]
-        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
-        table.add_row(name, f"{target} x {row.num_devices}", *sizes, temp, memory, seconds)
+        found.append({"name": name, "target": target, "fault": wrong})
+        if row is not None:
+            found[-1] |= row._asdict() | {"memory": row.memory and row.memory._asdict()}
+            table.add_row(*_cells(row))
     terminal.close()
     Console().print(table)
     if arguments.json is not None:
         write_text(arguments.json, json.dumps(found, indent=1) + "\n")
-    return 1 if num_failed else 0
+    return 1 if any(step["fault"] is not None for step in found) else 0
+
+
+def _cells(row: "StepRow") -> list[str]:
+    """Of the table, in GiB of one device."""
+    gib = 2**30
+    sizes = [f"{n / gib:.1f}" for n in (row.hbm_bytes, row.weight_bytes, row.kv_bytes)]
+    compiled = ["", "refused", ""]
+    if row.memory is not None:
+        compiled = [f"{row.memory.temp_bytes / gib:.2f}", f"{row.memory.total_bytes / gib:.1f}"]
+        compiled.append(f"{row.seconds:.0f}")
+    return [row.name, f"{row.target} x {row.num_devices}", *sizes, *compiled]
 
 
 _STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "total", "seconds")

@@ -1,4 +1,4 @@
-"""The checks of kernels find what is wrong, and say what a backend cannot do."""
+"""The checks of kernels find what is wrong, and what a backend no longer can."""
 
 import json
 import subprocess
@@ -59,13 +59,24 @@ def test_what_goes_wrong_inside_a_check_is_told_not_raised(monkeypatch):
     nested = "JaxRuntimeError: INTERNAL: Traceback:\n  File x\nRuntimeError: RACE DETECTED\n  write"
     assert replace(outcome, detail=nested).summary == "RuntimeError: RACE DETECTED"
 
+
+@pytest.mark.parametrize(
+    "check",
+    [NUMERICS, Check(kind="compile", backend="xla", subject=next(iter(SHAPES)), target="v5e")],
+    ids=["numerics", "compile"],
+)
+def test_what_a_backend_no_longer_can_fails(monkeypatch, check):
     def cannot(*args, **options):
         raise NotImplementedError("xla: not today")
 
+    def trace(name, function, *arguments, donate_argnums):
+        jax.eval_shape(function, *arguments)
+
     monkeypatch.setattr(xla, "paged_attention", cannot)
+    monkeypatch.setattr(compile_targets, "compile_for", trace)  # no compiler is needed
     jax.clear_caches()
-    outcome = run_check(NUMERICS)
-    assert (outcome.verdict, outcome.detail) == ("n/a", "xla: not today")
+    outcome = run_check(check)
+    assert (outcome.verdict, outcome.detail) == ("FAILED", "NotImplementedError: xla: not today")
     jax.clear_caches()
 
 

@@ -8,6 +8,7 @@ import pytest
 
 from experiments import device_check
 from experiments.device_check import Part
+from kernels_pallas import support
 from kernels_pallas.bench import Row
 from kernels_pallas.checks import Check
 from kernels_pallas.paged_attention import xla
@@ -95,3 +96,23 @@ def test_a_part_that_raises_fails_and_the_others_go_on(tmp_path):
     ]
     assert json.loads(file.read_text("utf-8")) == found
     assert found["bench"] == [1]
+
+
+def test_a_part_that_is_skipped_is_written_too(monkeypatch, tmp_path):
+    monkeypatch.setattr(device_check, "TOTAL_S", 0.0)
+    file = tmp_path / "device.json"
+    assert device_check.run_parts({"chat": lambda: Part([1])}, {}, file) == []
+    assert json.loads(file.read_text("utf-8"))["chat"] == "not run: out of time"
+
+
+def test_the_path_is_looked_at_before_anything_runs(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"--json .*/nowhere/device.json cannot be written"):
+        device_check.main(["--json", str(tmp_path / "nowhere" / "device.json")])
+
+
+def test_the_backend_is_what_auto_chooses(run, monkeypatch, capsys):
+    """Not the platform's own where that cannot run."""
+    chosen = support.Choice("reference", "some reason")
+    monkeypatch.setattr(device_check.bench, "choose", lambda *args: chosen)
+    run("bench")
+    assert ", backend reference" in capsys.readouterr().out

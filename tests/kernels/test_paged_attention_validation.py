@@ -130,6 +130,24 @@ def test_check_batch_accepts_what_make_problem_makes() -> None:
     assert check_batch(**_batch()) is None
 
 
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("kv_dtype", [jnp.float32, jnp.int8], ids=["float32", "int8"])
+def test_xla_rounds_no_operand_on_an_accelerator(platform: str, kv_dtype: jnp.dtype) -> None:
+    """By default a TPU multiplies float32 as bfloat16, and a GPU as TF32."""
+    problem = make_problem((1, 9), (40, 30), kv_dtype=kv_dtype)
+    arrays = (problem.q, problem.kv_blocks("xla"), problem.block_table, problem.context_lens)
+    scales = problem.kv_scales("xla")
+
+    def call(*args: jax.Array) -> jax.Array:
+        return paged_attention(*args, 2, scale=1.0, kv_scales=scales, backend="xla")
+
+    traced = jax.jit(call).trace(*arrays, problem.cu_q_lens)
+    lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
+    dots = [line for line in lines if "dot_general" in line]
+    assert len(dots) >= 8
+    assert [dot for dot in dots if "precision = [HIGHEST, HIGHEST]" not in dot] == []
+
+
 def test_xla_reads_the_cache_in_place() -> None:
     """Temporary memory follows the tuning constants, not the pool: nothing copies kv_blocks."""
     num_blocks = 4096

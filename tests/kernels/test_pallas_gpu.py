@@ -188,6 +188,44 @@ def test_a_unit_that_begins_with_a_program_and_ends_in_another() -> None:
     check(problem, THREE)
 
 
+def test_a_chunk_among_padding_rows() -> None:
+    """No more tokens than rows, as a bucket of decodes has."""
+    sizes = {"padding_rows": 30, "padding_tokens": 3, "dtype": BF16}
+    check(make_problem((20, 1), (60, 70), **sizes), THREE)
+
+
+@pytest.mark.parametrize(
+    ("q_lens", "context_lens", "num_tokens", "num_rows"),
+    [
+        ((250,), (32_768,), 256, 256),
+        ((1,) * 250, (4000,) * 250, 256, 256),
+        ((1, 30), (9000, 2000), 32, 32),
+        ((1,), (9000,), 1, 1),
+    ],
+    ids=["chunk", "decodes", "both", "one"],
+)
+def test_a_context_is_copied_once_per_unit_of_queries(
+    q_lens: tuple[int, ...], context_lens: tuple[int, ...], num_tokens: int, num_rows: int
+) -> None:
+    """However many rows the arrays have room for: once per decode, once per 32 queries."""
+    shape = SHAPES["llama-3-8b/decode_64x4k"]
+    dims = KvDims(1, shape.block_size, shape.num_kv_heads, shape.head_dim)
+    padded = np.zeros((2, num_rows), np.int32)
+    padded[:, : len(q_lens)] = q_lens, context_lens
+    cu_q_lens = np.concatenate([[0], np.cumsum(padded[0])]).astype(np.int32)
+    decode = decode_geometry(dims, 4, 2, Tiles(), num_rows)
+    prompt = prompt_geometry(dims, 4, 2, Tiles())
+    arrays = [jnp.asarray(x) for x in (padded[1], cu_q_lens, padded[0])]
+    tokens, passes = pallas_gpu.passes_of(decode, prompt, *arrays, num_tokens)
+    copied = sum(
+        int(plan(queries, geometry, tokens, None).sizes[1]) * geometry.tile_tokens * geometry.heads
+        for geometry, queries in passes
+    )
+    units = [-(-q // 32) for q in q_lens]
+    least = shape.num_kv_heads * sum(u * c for u, c in zip(units, context_lens, strict=True))
+    assert 0.95 * least <= copied <= 1.1 * least
+
+
 def test_tiles_are_dealt_out_evenly() -> None:
     """One long row and many short ones: each program gets the same run of tiles, none is lost."""
     context_lens = np.array([5000, 3, 900, 1, 0, 64], np.int32)
