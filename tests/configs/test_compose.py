@@ -34,7 +34,7 @@ MORE = {
     ("workload", stem): [f"workload.path=some.{stem}"]
     for stem in choices("workload")
     if stem not in ("demo", "synthetic")
-}
+} | {("cost_model", "fitted"): ["cost_model.path=some.json"]}
 
 
 def options(group):
