@@ -6,7 +6,7 @@ imported when needed.
 
 import argparse
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -48,7 +48,6 @@ _REPETITIONS = f"with --calibrate: how often each step is measured; default: {RE
 
 
 def _fidelity(arguments: argparse.Namespace) -> int:
-    from paxserve.calibrate.profiling import calibrate
     from paxserve.compose import load
     from paxserve.fidelity.bench import Bench
     from paxserve.fidelity.trial import hold_trial
@@ -67,15 +66,13 @@ def _fidelity(arguments: argparse.Namespace) -> int:
             reads=("hardware",) if arguments.calibrate else ("hardware", "cost_model"),
         )
 
-        def costs(turn: int) -> "Costs":
-            if not arguments.calibrate:
-                model = load("cost_model", choices["cost_model"], config["cost_model"])
-                return bench.costs(model)
-            terminal.say(f"calibration {turn + 1} of {arguments.repeats}")
-            repetitions = arguments.repetitions or REPETITIONS
-            profiles.append(calibrate(bench, repetitions=repetitions, seed=bench.seed + turn))
-            return profiles[-1].costs()
-
+        costs = (
+            _anew(bench, profiles, arguments)
+            if arguments.calibrate
+            else _chosen(
+                bench.costs(load("cost_model", choices["cost_model"], config["cost_model"]))
+            )
+        )
         trial = hold_trial(bench, costs, repeats=arguments.repeats, load=arguments.load)
     finally:
         terminal.close()
@@ -86,6 +83,26 @@ def _fidelity(arguments: argparse.Namespace) -> int:
         data = as_data(trial, profiles, bench) | {"overrides": arguments.overrides}
         write_text(arguments.json, json.dumps(data, indent=1) + "\n")
     return 0 if trial.holds else 1
+
+
+def _chosen(costs: "Costs") -> Callable[[int], "Costs"]:
+    """The same in every turn."""
+    return lambda turn: costs
+
+
+def _anew(
+    bench: "Bench", profiles: list["Profile"], arguments: argparse.Namespace
+) -> Callable[[int], "Costs"]:
+    """Measured in every turn, and kept in `profiles`."""
+    from paxserve.calibrate.profiling import calibrate
+
+    def costs(turn: int) -> "Costs":
+        bench.say(f"calibration {turn + 1} of {arguments.repeats}")
+        repetitions = arguments.repetitions or REPETITIONS
+        profiles.append(calibrate(bench, repetitions=repetitions, seed=bench.seed + turn))
+        return profiles[-1].costs()
+
+    return costs
 
 
 def _check(arguments: argparse.Namespace) -> None:

@@ -96,9 +96,9 @@ def hold_trial(
     """
     capacity, factor = None, 1.0
     if load is not None:
-        spread_s = last_arrival_s(bench.prepared.open_source())
+        spread_s = _spread_s(bench)
         capacity = _throughput(bench.real(Paced(bench.prepared.open_source(), 0.0)))
-        factor = _factor(spread_s, bench.prepared.source.num_requests / (load * capacity))
+        factor = bench.prepared.source.num_requests / (load * capacity) / spread_s
 
     def source() -> Source:
         return Paced(bench.prepared.open_source(), factor)
@@ -118,13 +118,15 @@ def hold_trial(
     )
 
 
-def _factor(spread_s: float, wanted_s: float) -> float:
+def _spread_s(bench: Bench) -> float:
+    """From the start to the last arrival, as the workload has it."""
+    spread_s = last_arrival_s(bench.prepared.open_source())
     if spread_s <= 0:
         raise ValueError(
             "all requests arrive at once, so there is no load to set: choose a workload with "
             "arrival times, or leave --load away"
         )
-    return wanted_s / spread_s
+    return spread_s
 
 
 def _throughput(run: Run) -> float:

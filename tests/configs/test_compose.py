@@ -40,6 +40,7 @@ MORE = {
     if stem not in ("demo", "synthetic")
 }
 MORE["cost_model", "table"] = ["cost_model.path=some.json", "cost_model.format=distserve"]
+MORE["cost_model", "fitted"] = ["cost_model.path=some.json"]
 
 
 def options(group):
