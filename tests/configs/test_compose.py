@@ -1,6 +1,7 @@
 """Every file under configs/ composes, and becomes the object that it is the settings of."""
 
 import importlib.util
+import re
 from dataclasses import asdict
 from pathlib import Path
 
@@ -41,6 +42,12 @@ MORE = {
 }
 MORE["cost_model", "table"] = ["cost_model.path=some.json", "cost_model.format=distserve"]
 MORE["cost_model", "fitted"] = ["cost_model.path=some.json"]
+FROM_FILE = re.compile(r"override /workload/lengths: (empirical|known_outputs)")
+MORE |= {
+    ("experiment", stem): ["workload.lengths.path=some.csv"]
+    for stem in EXPERIMENTS
+    if FROM_FILE.search((CONFIGS / "experiment" / f"{stem}.yaml").read_text("utf-8"))
+}
 
 
 def options(group):
