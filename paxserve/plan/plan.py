@@ -4,13 +4,18 @@ Owns: which questions are asked. In: a `Setup`, a `Demand`. Out: `Plan`, plain d
 how it is shown.
 """
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, is_dataclass
+from typing import Any
 
+from paxserve.cost_model import CostModel
 from paxserve.plan import Demand, Setup
 from paxserve.plan.advice import Advice, advise
 from paxserve.plan.memory import MemoryPlan, memory_plan, num_requests, whole_memory
 from paxserve.plan.steps import BatchPlan, Steps
 from paxserve.plan.what_if import Variant, variants
+
+MOST_ROWS = 4096  # of the batches that are looked at, unless more are asked for or advised
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +23,7 @@ class Plan:
     """Attributes:
 
     hardware, num_devices, dtype, kv_cache_dtype, num_weights: what serves what.
+    cost_model: its settings, and its class as `class`.
     demand: what is expected of requests.
     memory: of each device.
     ridge: FLOP per byte of the hardware above which arithmetic is the bound.
@@ -34,6 +40,7 @@ class Plan:
     num_weights: int
     dtype: str
     kv_cache_dtype: str
+    cost_model: Mapping[str, Any]
     demand: Demand
     memory: MemoryPlan
     ridge: float
@@ -61,14 +68,16 @@ def make_plan(setup: Setup, demand: Demand) -> Plan:
     except ValueError as error:
         refusal = str(error)
     most = num_requests(whole_memory(setup), demand.mean_context)
-    sizes = {memory.max_num_seqs, most, *([] if advice is None else [advice.max_num_seqs])}
-    sizes |= {2**n for n in range(max(1, most).bit_length())}
+    shown = min(most, MOST_ROWS)
+    sizes = {memory.max_num_seqs, shown, *([] if advice is None else [advice.max_num_seqs])}
+    sizes |= {2**n for n in range(max(1, shown).bit_length())}
     return Plan(
         hardware=setup.hardware.name,
         num_devices=setup.num_devices,
         num_weights=setup.model.num_weights,
         dtype=setup.model.dtype,
         kv_cache_dtype=setup.settings.kv_cache_dtype,
+        cost_model=_described(setup.cost_model),
         demand=demand,
         memory=memory,
         ridge=setup.hardware.ridge,
@@ -83,3 +92,10 @@ def make_plan(setup: Setup, demand: Demand) -> Plan:
         advice_refusal=refusal,
         variants=tuple(variants(setup, demand)),
     )
+
+
+def _described(cost_model: CostModel) -> dict[str, Any]:
+    settings: dict[str, Any] = {}
+    if is_dataclass(cost_model) and not isinstance(cost_model, type):
+        settings = asdict(cost_model)
+    return {"class": type(cost_model).__name__, **settings}

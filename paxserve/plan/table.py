@@ -32,6 +32,7 @@ def print_plan(plan: Plan, *, name: str, console: Console | None = None) -> None
         + (f"; each device has 1/{plan.num_devices}" if plan.num_devices > 1 else ""),
         f"requests: {demand.input_tokens} tokens in, {demand.output_tokens} out; no step longer "
         f"than {demand.tpot_s * 1e3:g} ms",
+        f"steps by {_cost_model(plan)}",
         "",
     )
     console.print(_memory(memory))
@@ -45,6 +46,12 @@ def print_plan(plan: Plan, *, name: str, console: Console | None = None) -> None
     for variant in plan.variants:
         if variant.refusal is not None and variant.refusal != plan.advice_refusal:
             say(f"{variant.name}: {variant.refusal}")
+
+
+def _cost_model(plan: Plan) -> str:
+    settings = {name: value for name, value in plan.cost_model.items() if value is not None}
+    name = settings.pop("class")
+    return f"{name.lower()}: " + ", ".join(f"{key}={value}" for key, value in settings.items())
 
 
 def _memory(memory: MemoryPlan) -> Table:
@@ -100,13 +107,13 @@ def _capacities(memory: MemoryPlan) -> Table:
 
 
 def _ridge(plan: Plan) -> tuple[str, ...]:
-    with_kv = "no batch reaches it: each row reads KV for itself alone"
-    if plan.rows_at_ridge_with_kv is not None:
-        with_kv = f"{plan.rows_at_ridge_with_kv:,} rows"
-    alone = "none" if plan.rows_at_ridge is None else f"{plan.rows_at_ridge:,}"
+    def rows(number: int | None) -> str:
+        return "in no batch" if number is None else f"with {number:,} rows"
+
     return (
-        f"ridge: {plan.ridge:.0f} FLOP/byte; decodes reach it with {alone} rows by their weights "
-        f"alone; at {plan.demand.mean_context:,} tokens of context {with_kv}",
+        f"ridge: {plan.ridge:.0f} FLOP/byte; decodes reach it {rows(plan.rows_at_ridge)} by their "
+        f"weights alone, and {rows(plan.rows_at_ridge_with_kv)} at {plan.demand.mean_context:,} "
+        "tokens of context, as each row reads its own KV",
         f"TTFT of a request alone: {_ms(plan.ttft_s)} ms",
     )
 

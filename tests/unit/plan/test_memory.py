@@ -1,5 +1,10 @@
 """Where the bytes go: by hand, and as the engine that is planned has them."""
 
+import csv
+import json
+import os
+from pathlib import Path
+
 import pytest
 from cost_builders import KV_BYTES_PER_TOKEN, small_hardware, small_model
 from plan_builders import configured, small_setup
@@ -107,3 +112,43 @@ def test_terms_add_up_and_blocks_are_those_of_the_engine(overrides):
 def test_what_does_not_fit_is_refused_with_the_numbers():
     with pytest.raises(ValueError, match=r"141.1 GB of weights on each of 1 H100 SXM"):
         memory_plan(configured("model=llama-3-70b", "hardware=h100"))
+
+
+# Pools of others.
+
+DATA = Path(os.environ["PAXSERVE_DATA"]) / "traces" if "PAXSERVE_DATA" in os.environ else None
+needs_data = pytest.mark.skipif(DATA is None, reason="PAXSERVE_DATA is not set")
+
+
+@needs_data
+def test_vllm_s_rule_gives_vllm_s_blocks():
+    """A recorded run of vLLM 0.19 on an RTX 4090, with its limits."""
+    (path,) = (DATA / "llmservingsim" / "vllm_measured").glob("*4090*/meta.json")
+    recorded = json.loads(path.read_text())
+    asked = recorded["engine_kwargs"]
+    setup = configured(
+        "model=llama-3.1-8b",
+        "hardware=rtx4090",
+        *[f"limits.{name}={asked[name]}"
+          for name in ("max_num_seqs", "max_num_batched_tokens", "max_model_len")],
+        f"limits.memory_utilization={recorded['kv_cache']['gpu_memory_utilization']}",
+    )  # fmt: skip
+    memory = memory_plan(setup)
+    assert memory.memory_bytes == recorded["hardware"]["device_total_memory_bytes"]
+    tokens = memory.vllm_kv_bytes / memory.kv_bytes_per_token
+    assert tokens == pytest.approx(recorded["kv_cache"]["num_kv_tokens"], rel=0.02)
+
+
+@needs_data
+@pytest.mark.parametrize(("model", "size"), [("13b", 1), ("13b", 2), ("66b", 4), ("175b", 8)])
+def test_distserve_s_capacities_are_near(model, size):
+    """Its share of memory is not published; 0.9, the default, comes within 5 %."""
+    with (DATA / "distserve" / "max_num_tokens.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    wanted = (f"facebook/opt-{model}", str(size), "1")
+    (found,) = [
+        int(row["max_num_tokens"]) for row in rows if (row["model"], row["tp"], row["pp"]) == wanted
+    ]
+    memory = memory_plan(configured(f"model=opt-{model}", "hardware=a100-80g", f"tp={size}"))
+    tokens = size * memory.rule_kv_bytes / memory.kv_bytes_per_token
+    assert tokens == pytest.approx(found, rel=0.05)

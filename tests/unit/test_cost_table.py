@@ -129,11 +129,11 @@ def test_files_that_are_none_of_distserve_s(fits, found, message):
 
 
 def test_a_formula_below_zero_is_refused(fits):
-    falling = {"small": {"1": {**FIT, "prefill": [1.0, 0.0, -1.0]}}}
+    falling = {"small": {"1": {**FIT, "prefill": [4.0, 0.0, -1.0]}}}
     costs = table(path=fits(falling), entry="small").open(target())
-    assert sum(costs.of(prompt(1))) == 0
-    with pytest.raises(ValueError, match=r"gives -0.003 s for a step of 2 prompt tokens"):
-        costs.of(prompt(2))
+    assert sum(costs.of(prompt(2))) == 0
+    with pytest.raises(ValueError, match=r"gives -0.005 s for a step of 3 prompt tokens"):
+        costs.of(prompt(3))
 
 
 def test_files_that_are_not_there_or_not_json(tmp_path):
