@@ -18,7 +18,6 @@ from paxserve.sweep.runner import Ended, Runner
 from paxserve.sweep.table import write_sweep_table
 from paxserve.terminal import Terminal
 
-
 _SHOWN_EVERY_S = 0.5
 
 
