@@ -69,10 +69,17 @@ class _SweepLauncher(Launcher):
         own = [override for override in overrides if not _is_of_the_sweep(key_of(override))]
         keys = [key_of(override).removeprefix("custom.").replace("__", ".") for override in own]
         return Cell(
-            overrides=tuple(own),
+            overrides=(*self._of_all_cells(), *own),
             keys=tuple(dict.fromkeys(keys)),
             config={"choices": choices, **plain},
         )
+
+    def _of_all_cells(self) -> list[str]:
+        """Where a user's own configs lie: `--config-dir`, `hydra.searchpath`."""
+        hydra = self._config.hydra
+        sources = hydra.runtime.config_sources
+        own = [f"--config-dir={s.path}" for s in sources if s.provider == "command-line"]
+        return own + [o for o in hydra.overrides.hydra if o.startswith("hydra.searchpath=")]
 
 
 class ProcessLauncher(_SweepLauncher):

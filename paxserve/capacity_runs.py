@@ -41,7 +41,10 @@ def find_capacity(
     say: Say,
     progress: Progress,
     on_probe: Callable[[Probe], None] = lambda probe: None,
-    **limits: float | None,
+    tolerance: float = 0.02,
+    start: float = 1.0,
+    lowest: float | None = None,
+    highest: float | None = None,
 ) -> Capacity:
     """Search the highest rate, with a run per probe in this process.
 
@@ -51,8 +54,7 @@ def find_capacity(
         slo: what is to be met.
         out: the directory, new or of an earlier search.
         say, progress: as of `experiment.run`.
-        on_probe: as of `search`.
-        limits: `tolerance`, `start`, `lowest` and `highest` of `search`.
+        on_probe, tolerance, start, lowest, highest: as of `search`.
 
     Raises:
         ValueError: as of `search` or of a run; or the workload has no rate.
@@ -64,8 +66,15 @@ def find_capacity(
     with locked(out, say=say):
         directory.tidy()
         runs = _Runs(directory, overrides, composed, slo.per_request, say, progress)
-        given = {name: value for name, value in limits.items() if value is not None}
-        found = search(runs.measure, slo, on_probe=on_probe, **given)
+        found = search(
+            runs.measure,
+            slo,
+            tolerance=tolerance,
+            start=start,
+            lowest=lowest,
+            highest=highest,
+            on_probe=on_probe,
+        )
         write_sweep_table(directory)
     return found
 

@@ -21,7 +21,7 @@ from paxserve.numbers import whole
 from paxserve.results import FAILURE, LOG, MARKER
 from paxserve.sweep.cell import Cell
 from paxserve.sweep.directory import State, SweepDirectory
-from paxserve.sweep.runner import Ended, OnEnded, Runner
+from paxserve.sweep.runner import Ended, Listener, Runner
 
 COMMAND = (sys.executable, "-m", "paxserve.sweep.child")
 MOST_JOBS = 1024
@@ -46,17 +46,20 @@ def processes(num_jobs: Any) -> Runner:
     """
     most = whole("n_jobs", num_jobs, low=1, high=MOST_JOBS)
 
-    def run(directory: SweepDirectory, cells: Sequence[Cell], lock: int, on_ended: OnEnded) -> None:
+    def run(
+        directory: SweepDirectory, cells: Sequence[Cell], lock: int, listener: Listener
+    ) -> None:
         waiting, running = deque(cells), list[_Run]()
         with terminated_like_interrupted():
             try:
                 while waiting or running:
                     while waiting and len(running) < most:
                         running.append(_start(directory, waiting.popleft(), lock))
+                    listener.on_running(len(running))
                     time.sleep(_POLL_S)
                     for one in [one for one in running if one.process.poll() is not None]:
                         running.remove(one)
-                        on_ended(_finish(directory, one), len(running))
+                        listener.on_ended(_finish(directory, one), len(running))
             finally:
                 _end(running)
 

@@ -18,6 +18,8 @@ from paxserve.sweep.runner import Ended, Runner
 from paxserve.sweep.table import write_sweep_table
 from paxserve.terminal import Terminal
 
+_SHOWN_EVERY_S = 0.5
+
 
 class Resume(StrEnum):
     """Which cells of an earlier sweep run again: none that has ended, those that failed, all."""
@@ -83,9 +85,20 @@ class _Told:
         self._directory, self._terminal, self._total = directory, terminal, len(todo)
         self._axes = axes_of(todo)
         self._num_done = self._num_failed = 0
-        self._start_s = time.monotonic()
+        self._start_s = self._next_s = time.monotonic()
 
-    def __call__(self, ended: Ended, num_running: int) -> None:
+    def on_running(self, number: int) -> None:
+        """See `Listener`."""
+        if time.monotonic() >= self._next_s:
+            self._show(number)
+
+    def _show(self, num_running: int) -> None:
+        self._next_s = time.monotonic() + _SHOWN_EVERY_S
+        note = f"{self._num_failed} failed, {num_running} running"
+        self._terminal.progress("cells", self._num_done, self._total, note=note)
+
+    def on_ended(self, ended: Ended, num_running: int) -> None:
+        """See `Listener`."""
         self._num_done += 1
         has_failed = ended.state is State.FAILED
         self._num_failed += has_failed
@@ -98,12 +111,7 @@ class _Told:
             f"cell {self._num_done} of {self._total}, {ended.cell.name} {named}: {how} "
             f"({ended.seconds:.1f} s; {rest})"
         )
-        self._terminal.progress(
-            "cells",
-            self._num_done,
-            self._total,
-            note=f"{self._num_failed} failed, {num_running} running",
-        )
+        self._show(num_running)
 
     def _why(self, cell: Cell) -> str:
         return first_line(self._directory.of(cell) / FAILURE)

@@ -4,7 +4,7 @@ A runner is given a directory and the cells to run. Each cell ends up as its dir
 becomes of it: a runner does not return before, nor raise for a cell that fails.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -21,14 +21,21 @@ class Ended:
     seconds: float
 
 
-type OnEnded = Callable[[Ended, int], None]
+class Listener(Protocol):
+    """Is told how it goes."""
+
+    def on_running(self, number: int) -> None:
+        """So many cells run; said again and again."""
+
+    def on_ended(self, ended: Ended, num_running: int) -> None:
+        """A cell has ended, and so many still run."""
 
 
 class Runner(Protocol):
     """See the module."""
 
     def __call__(
-        self, directory: SweepDirectory, cells: Sequence[Cell], lock: int, on_ended: OnEnded
+        self, directory: SweepDirectory, cells: Sequence[Cell], lock: int, listener: Listener
     ) -> None:
         """Run cells to the end of all.
 
@@ -36,7 +43,7 @@ class Runner(Protocol):
             directory: where they belong.
             cells: in the order in which they begin.
             lock: of the sweep; processes on this machine hold it with us.
-            on_ended: called for each, with the number of cells that are still running.
+            listener: told of each that ends, and meanwhile.
 
         Raises:
             KeyboardInterrupt: interrupted, also by SIGTERM. Whatever ran was ended, and nothing is

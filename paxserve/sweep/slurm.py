@@ -19,7 +19,7 @@ from paxserve.results import FAILURE
 from paxserve.sweep.cell import Cell
 from paxserve.sweep.directory import SweepDirectory
 from paxserve.sweep.processes import run_cell, terminated_like_interrupted
-from paxserve.sweep.runner import Ended, OnEnded, Runner
+from paxserve.sweep.runner import Ended, Listener, Runner
 
 _OF_SLURM = ("array_parallelism", "partition", "setup")
 _POLL_S = 0.5
@@ -50,23 +50,26 @@ def array_of_jobs(cluster: str, resources: Mapping[str, Any]) -> Runner:
         if value is not None and value != []
     }
 
-    def run(directory: SweepDirectory, cells: Sequence[Cell], lock: int, on_ended: OnEnded) -> None:
+    def run(
+        directory: SweepDirectory, cells: Sequence[Cell], lock: int, listener: Listener
+    ) -> None:
         if not cells:
             return
         executor = submitit.AutoExecutor(folder=directory.path / "submitit", cluster=cluster)
         executor.update_parameters(name="paxserve", **given)
         path = directory.path.resolve()
         jobs = executor.map_array(_job, [path] * len(cells), [cell.to_json() for cell in cells])
-        _wait(directory, list(zip(cells, jobs, strict=True)), on_ended)
+        _wait(directory, list(zip(cells, jobs, strict=True)), listener)
 
     return run
 
 
-def _wait(directory: SweepDirectory, jobs: list[tuple[Cell, Any]], on_ended: OnEnded) -> None:
+def _wait(directory: SweepDirectory, jobs: list[tuple[Cell, Any]], listener: Listener) -> None:
     start_s = time.monotonic()
     with terminated_like_interrupted():
         try:
             while jobs:
+                listener.on_running(len(jobs))
                 time.sleep(_POLL_S)
                 for cell, job in [pair for pair in jobs if pair[1].done()]:
                     jobs.remove((cell, job))
@@ -74,7 +77,7 @@ def _wait(directory: SweepDirectory, jobs: list[tuple[Cell, Any]], on_ended: OnE
                     if error is not None:
                         _note_lost(directory, cell, error)
                     ended = Ended(cell, directory.state(cell), time.monotonic() - start_s)
-                    on_ended(ended, len(jobs))
+                    listener.on_ended(ended, len(jobs))
         finally:
             for _, job in jobs:
                 job.cancel(check=False)

@@ -192,19 +192,21 @@ def test_a_second_sweep_is_refused_and_a_killed_one_waited_for(tmp_path):
     holder = subprocess.Popen(
         [sys.executable, "-c", HOLDER, str(tmp_path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     )
+    said = []
+
+    def let_the_cell_end(message):
+        said.append(message)
+        holder.stdin.close()
+
     with holder:
-        assert holder.stdout.readline() == b"held\n"
-        in_use = f"in use by another sweep .process {holder.pid} on"
-        with pytest.raises(ValueError, match=in_use), locked(tmp_path, say=print):
-            pass
-        holder.kill()
-        holder.wait()
-        said = []
-
-        def let_the_cell_end(message):
-            said.append(message)
-            holder.stdin.close()
-
+        try:
+            assert holder.stdout.readline() == b"held\n"
+            in_use = f"in use by another sweep .process {holder.pid} on"
+            with pytest.raises(ValueError, match=in_use), locked(tmp_path, say=print):
+                pass
+        finally:
+            holder.kill()
+            holder.wait()
         with locked(tmp_path, say=let_the_cell_end):
             assert said == [
                 f"waiting for the last cells of a sweep that was killed (process {holder.pid})"

@@ -86,7 +86,7 @@ def assert_it_goes_on(path: Path, kinds: str, undisturbed: Path, *, resume="miss
     assert code == (1 if State.FAILED in states_in(undisturbed, cells).values() else 0)
     assert states_in(path, cells) == states_in(undisturbed, cells)
     for name, files in kept.items():
-        if before[name] not in again:
+        if before[name] not in again and name not in whole:
             assert files_in(path / name) == files
     assert table_of(path) == table_of(undisturbed)
     assert {entry.name for entry in path.iterdir()} == {
@@ -227,7 +227,7 @@ def test_killed_at_20_random_moments(tmp_path, undisturbed):
     """Two cells at a time, which end with the sweep by themselves."""
     kinds, rng = "ofoo", random.Random(7)
     reference, _ = undisturbed(kinds)
-    start_s, interrupted = time.monotonic(), 0
+    start_s, outcomes = time.monotonic(), []
     run_sweep(tmp_path / "sweep", kinds, num_jobs=2)
     longest_s = time.monotonic() - start_s
     for moment in range(20):
@@ -235,6 +235,8 @@ def test_killed_at_20_random_moments(tmp_path, undisturbed):
         path.parent.mkdir()
         code, _ = run_sweep(path, kinds, num_jobs=2, after_s=rng.uniform(0.0, longest_s))
         before = states_in(path, cells_of(kinds)) if path.exists() else {}
-        interrupted += code == -9 and 0 < list(before.values()).count(State.MISSING) < len(kinds)
+        if code == -9:
+            outcomes.append(list(before.values()).count(State.MISSING))
         assert_it_goes_on(path, kinds, reference)
-    assert interrupted > 3
+    assert len(outcomes) > 10  # killed before its end
+    assert len(set(outcomes)) > 1  # with more and with less left to do

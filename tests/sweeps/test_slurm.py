@@ -61,6 +61,19 @@ class Job:
         self.jobs.cancelled.append(self)
 
 
+class Ends:
+    """Writes down what it is told."""
+
+    def __init__(self):
+        self.told = []
+
+    def on_running(self, number):
+        assert number > 0
+
+    def on_ended(self, ended, num_running):
+        self.told.append((str(ended.state), num_running))
+
+
 def cells(number):
     return [
         Cell(overrides=(), keys=("seed",), config={"choices": {}, "seed": n}) for n in range(number)
@@ -73,16 +86,16 @@ def test_what_is_asked_of_slurm(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "submitit", jobs)
     monkeypatch.setattr(slurm, "_POLL_S", 0.0)
     resources = {"array_parallelism": 3, "partition": None, "mem_gb": 2, "setup": []}
-    directory, ended = SweepDirectory.made(tmp_path), []
+    directory, ends = SweepDirectory.made(tmp_path), Ends()
     (tmp_path / cells(2)[0].name).mkdir()
     (tmp_path / cells(2)[0].name / "complete").write_text("")
     run = slurm.array_of_jobs("slurm", resources)
-    run(directory, cells(2), 0, lambda one, left: ended.append((str(one.state), left)))
+    run(directory, cells(2), 0, ends)
     assert jobs.asked == {
         "folder": tmp_path / "submitit", "cluster": "slurm", "name": "paxserve",
         "slurm_array_parallelism": 3, "mem_gb": 2,
     }  # fmt: skip
-    assert ended == [("complete", 1), ("failed", 0)]
+    assert ends.told == [("complete", 1), ("failed", 0)]
     note = (tmp_path / cells(2)[1].name / "error.txt").read_text()
     assert note == "the job was lost\n\nnode 7 is gone\n"
     assert jobs.cancelled == []
@@ -94,7 +107,7 @@ def test_an_interrupt_ends_the_jobs(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "_POLL_S", 0.0)
     run = slurm.array_of_jobs("slurm", {})
     with pytest.raises(KeyboardInterrupt):
-        run(SweepDirectory.made(tmp_path), cells(3), 0, lambda one, left: None)
+        run(SweepDirectory.made(tmp_path), cells(3), 0, Ends())
     assert len(jobs.cancelled) >= 2
 
 

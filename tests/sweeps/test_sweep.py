@@ -245,6 +245,21 @@ def test_a_policy_of_ones_own_in_a_sweep(cli, tmp_path):
     assert config["batching"]["number"] == 2
 
 
+@pytest.mark.parametrize("where", ["--config-dir={}", "hydra.searchpath=[file://{}]"])
+def test_configs_of_ones_own_in_a_sweep(cli, tmp_path, where):
+    (tmp_path / "mine" / "limits").mkdir(parents=True)
+    (tmp_path / "mine" / "limits" / "few.yaml").write_text("max_num_seqs: 3\nblock_size: 8\n")
+    sizes = (*SYNTHETIC, "+limits.max_model_len=32", "+limits.num_blocks_override=9")
+    code, _, err = cli(
+        "run", "-m", "executor=scripted", where.format(tmp_path / "mine"), "limits=few", *sizes,
+        "run_dir=own",
+    )  # fmt: skip
+    assert code == 0, err
+    (row,) = pq.read_table(tmp_path / "own" / "table.parquet").to_pylist()
+    config = yaml.safe_load((tmp_path / "own" / row["cell"] / "config.yaml").read_text())
+    assert config["limits"]["max_num_seqs"] == 3
+
+
 def test_a_cell_in_which_nothing_was_completed_has_failed(cli, tmp_path, monkeypatch):
     """And that is on disk before the marker: a sweep that is killed in between finds it failed."""
     changes = []
