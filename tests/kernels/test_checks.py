@@ -43,6 +43,29 @@ def test_a_wrong_number_fails(monkeypatch):
     jax.clear_caches()
 
 
+@pytest.mark.parametrize(
+    ("check", "module"), [(NUMERICS, xla), (WRITE, write_xla)], ids=["numerics", "write"]
+)
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [({"target": "here"}, "cpu"), ({"device_kind": "some chip"}, "some chip"), ({}, None)],
+    ids=["here", "as some chip", "as any"],
+)
+def test_a_check_runs_with_the_tiles_of_its_device(monkeypatch, check, module, change, kind):
+    """As an engine does there; measured ones are found by that name."""
+    seen, name = [], "paged_attention" if check.kind == "numerics" else "write_kv"
+    right = getattr(module, name)
+
+    def spy(*args, device_kind, **options):
+        seen.append(device_kind)
+        return right(*args, device_kind=device_kind, **options)
+
+    monkeypatch.setattr(module, name, spy)
+    jax.clear_caches()
+    assert run_check(replace(check, **change)).verdict == "ok"
+    assert set(seen) == {kind}
+
+
 def test_a_write_beside_its_slot_fails(monkeypatch):
     right = write_xla.write_kv
     monkeypatch.setattr(
