@@ -12,6 +12,7 @@ import pytest
 from builders import run_to_end
 from device_forward import device_logits
 from fixed_shapes import FixedShapes
+from hidden_values import check_hidden_values
 from hypothesis import HealthCheck, given, settings
 from real_builders import make_real, random_ids, real_engine, submit_ids
 
@@ -121,6 +122,10 @@ def test_context_past_32k(rows: tuple[tuple[int, ...], tuple[int, ...]]) -> None
     sizes = {"num_heads": 2, "num_kv_heads": 1, "block_size": 128, "dtype": BF16}
     tiles = Tiles(query_tokens=16, context_tokens=2048, num_buffers=3, num_cores=2)
     check(make_problem(*rows, **sizes), tiles)
+
+
+def test_hidden_values_may_be_nan() -> None:
+    check_hidden_values(lambda problem: problem.run("pallas_tpu", tiles=TWO_CORES))
 
 
 def test_only_blocks_that_are_seen_are_read() -> None:
