@@ -223,7 +223,7 @@ def test_tiles_fit_every_shape(device_kind: str | None) -> None:
         found = list(pallas_tpu.candidate_tiles(base, shape.block_size))
         assert found[0] == base
         assert 4 <= len(found) == len(set(found))
-        assert base.num_cores == (1 if device_kind in ("TPU v5 lite", "TPU v6 lite") else 2)
+        assert base.num_cores == pallas_tpu.NUM_CORES.get(device_kind, 2)
 
 
 def test_wrong_tiles() -> None:
