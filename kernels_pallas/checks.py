@@ -41,6 +41,7 @@ QUICK_SHAPES = (
     "llama-3-8b/mixed_64+512/block64",
 )
 QUICK_TARGETS = ("v5e", "v4", "h100")
+USUAL = {"dtype": "bfloat16", "num_heads": 8, "num_kv_heads": 2, "head_dim": 128}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,6 +54,8 @@ class Check:
         subject: the case or shape.
         target: what it is compiled for; cpu: interpret mode; here: the default device.
         sizes: of the case.
+        device_kind: in interpret mode, whose tiles are run; None: those that suit any. On a device
+            and for a target they are its own, measured ones included.
     """
 
     kind: str
@@ -60,11 +63,13 @@ class Check:
     subject: str
     target: str = "cpu"
     sizes: dict[str, Any] = field(default_factory=dict, hash=False)
+    device_kind: str | None = None
 
     def __str__(self) -> str:
         """As a line names it."""
         sizes = "".join(f" {name}={value}" for name, value in self.sizes.items())
-        return f"{self.kind} {self.backend} {self.subject}{sizes} on {self.target}"
+        tiles = "" if self.device_kind is None else f" as {self.device_kind}"
+        return f"{self.kind} {self.backend} {self.subject}{sizes} on {self.target}{tiles}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -91,13 +96,16 @@ def checks(*, quick: bool) -> Iterator[Check]:
         yield from interpreted_checks(backend, quick=quick)
     for target in QUICK_TARGETS if quick else compile_targets.KERNEL_TARGETS:
         backend = choose_backend(compile_targets.TARGETS[target].platform)
+        kind = compile_targets.TARGETS[target].device_kind
+        yield Check(
+            kind="numerics", backend=backend, subject="mixed", sizes=USUAL, device_kind=kind
+        )
         for subject in QUICK_SHAPES if quick else SHAPES:
             yield Check(kind="compile", backend=backend, subject=subject, target=target)
 
 
 def interpreted_checks(backend: str, *, quick: bool) -> Iterator[Check]:
     """Numerics and writes, for interpret mode; with `target="here"` they run on the device."""
-    usual = {"dtype": "bfloat16", "num_heads": 8, "num_kv_heads": 2, "head_dim": 128}
     changes: list[tuple[str, dict[str, Any]]] = [(name, {}) for name in cases.ROWS]
     changes += [
         ("mixed", {"head_dim": 64, "num_heads": 9, "num_kv_heads": 3}),
@@ -112,7 +120,7 @@ def interpreted_checks(backend: str, *, quick: bool) -> Iterator[Check]:
         changes += [("chunks", {"num_heads": 2 * group}) for group in (1, 3, 7, 8)]
         changes += [("decodes", {"kv_dtype": dtype}) for dtype in ("int8", "float8_e4m3fn")]
     for subject, change in changes:
-        yield Check(kind="numerics", backend=backend, subject=subject, sizes=usual | change)
+        yield Check(kind="numerics", backend=backend, subject=subject, sizes=USUAL | change)
     for kv_dtype in ("bfloat16", "int8", "float8_e4m3fn"):
         sizes = {"kv_dtype": kv_dtype, "head_dim": 128, "block_size": 32}
         yield Check(kind="write", backend=backend, subject="rotated", sizes=sizes)
@@ -134,9 +142,14 @@ def run_check(check: Check) -> Outcome:
 def _numerics(check: Check) -> tuple[str, str]:
     problem = cases.case(check.subject, **check.sizes)
     with _where(check):
-        error = problem.error(check.backend)
+        error = problem.error(check.backend, device_kind=_device_kind(check))
     bound = tolerance(problem.dtype)
     return "ok" if error <= bound else "FAILED", f"error {error:.1e} of {bound:.0e}"
+
+
+def _device_kind(check: Check) -> str | None:
+    """Whose tiles it runs with: what an engine would run with there."""
+    return str(jax.devices()[0].device_kind) if check.target == "here" else check.device_kind
 
 
 def _where(check: Check) -> AbstractContextManager[None]:
@@ -167,6 +180,7 @@ def _write(check: Check) -> tuple[str, str]:
                 rotation=(jnp.cos(phases), jnp.sin(phases)),
                 kv_scales=layout.lay_scales(scales) if kv_dtype in QUANTISED_DTYPES else None,
                 backend=backend,
+                device_kind=_device_kind(check),
             )
         found = layout.plain_kv(blocks).astype(jnp.float32)
         if scales_out is not None:

@@ -35,6 +35,7 @@ class Target:
     Args:
         platform: tpu or cuda.
         topology: JAX's name of the group.
+        chip_config: libtpu's name of how a chip's cores make devices; None: its default.
         device_kind: what the device calls itself.
         num_devices: in the group.
         hbm_bytes: of one device.
@@ -42,15 +43,24 @@ class Target:
 
     platform: str
     topology: str
+    chip_config: str | None = None
     device_kind: str
     num_devices: int = 1
     hbm_bytes: int
 
 
-def _tpu(topology: str, device_kind: str, num_devices: int, hbm_gib: int) -> Target:
+def _tpu(
+    topology: str,
+    device_kind: str,
+    num_devices: int,
+    hbm_gib: int,
+    *,
+    chip_config: str | None = None,
+) -> Target:
     return Target(
         platform="tpu",
         topology=topology,
+        chip_config=chip_config,
         device_kind=device_kind,
         num_devices=num_devices,
         hbm_bytes=hbm_gib * GIB,
@@ -66,7 +76,8 @@ _H100_SXM = Target(
 # Memory of one device: Google's system architecture pages, NVIDIA's H100 data sheet.
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
-        "v4": _tpu("v4:2x2x1", "TPU v4", 8, 16),  # a device is one of a chip's two cores
+        # A chip, as where a v4 is used: libtpu alone would make a device of each of its two cores.
+        "v4": _tpu("v4:2x2x1", "TPU v4", 4, 32, chip_config="megacore"),
         "v5e": _tpu("v5e:2x2", "TPU v5 lite", 4, 16),
         "v5e-8": _tpu("v5e:2x4", "TPU v5 lite", 8, 16),
         "v5p": _tpu("v5p:2x2x1", "TPU v5", 4, 95),
@@ -124,7 +135,11 @@ def devices(name: str) -> tuple[jax.Device, ...]:
                 platform="cuda", topology_name="", topology=target.topology, target_config=_H100
             )
         else:
-            found = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+            config = target.chip_config
+            options = {} if config is None else {"chip_config_name": config}
+            found = topologies.get_topology_desc(
+                platform="tpu", topology_name=target.topology, **options
+            )
     except Exception as error:  # each plugin raises its own kind
         raise RuntimeError(
             f"cannot compile for {name}: {error}; `make check-kernels` installs what it needs"

@@ -76,12 +76,13 @@ class Problem:
         self,
         backend: str,
         *,
+        device_kind: str | None = None,
         tiles: Any = None,
         kv_blocks: jax.Array | None = None,
         block_table: jax.Array | None = None,
     ) -> NDArray[np.float32]:
-        """What the backend answers, as float32, with its own tiles and the problem's own arrays
-        unless others are given.
+        """What the backend answers, as float32, with its own tiles for this kind of device and the
+        problem's own arrays unless others are given.
         """
         out = _attention(
             jnp.asarray(self.q).astype(self.dtype),
@@ -95,6 +96,7 @@ class Problem:
             scale=self.scale,
             sliding_window=self.sliding_window,
             backend=backend,
+            device_kind=device_kind,
         )
         if out.dtype != self.dtype:
             raise AssertionError(f"{backend} answers in {out.dtype} to q in {self.dtype}")
@@ -120,9 +122,9 @@ class Problem:
             out[first:last] = np.einsum("nqc,cnh->qnh", probs, v, optimize=True)
         return out.astype(np.float32)
 
-    def error(self, backend: str, *, tiles: Any = None) -> float:
+    def error(self, backend: str, *, device_kind: str | None = None, tiles: Any = None) -> float:
         """`error_of` what the backend answers."""
-        return self.error_of(self.run(backend, tiles=tiles))
+        return self.error_of(self.run(backend, device_kind=device_kind, tiles=tiles))
 
     def error_of(self, got: NDArray[np.float32]) -> float:
         """Largest relative error |got - expected| / |expected| of any token and head, as norms over

@@ -145,9 +145,12 @@ def _kernel_and_pool(
         ),
     )
     layout = KvLayout(part, settings.block_size, kernel.backend, dtype)
+    # Not asked for where it decides nothing: not every device can say.
+    is_given = settings.kv_cache_memory_bytes is not None
+    free_bytes = 0 if is_given else memory.free_bytes(group_devices(num_devices))
     size = pool_size(
         platform=memory.platform(),
-        free_bytes=memory.free_bytes(group_devices(num_devices)),
+        free_bytes=free_bytes,
         weight_bytes=sum(
             array.nbytes // num_parts(name, num_devices) for name, array in model.parameters.items()
         ),

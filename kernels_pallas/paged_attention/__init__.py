@@ -110,6 +110,10 @@ def paged_attention(
     Invariants:
         A row's output depends on its own queries and context only: another row, the padding, the
         permutation of blocks change at most the last bits, and a NaN in one row stays there.
+        Within the row a NaN among the values may reach queries that do not see it, later tokens of
+        a prompt's step and what lies before a query's window: values are hidden by tile of
+        queries, not by query. What no query of the row sees (past the context, before every
+        window, the null block) reaches none.
     Source: vLLM (SOSP'23) section 4.3, with the ragged batch of JAX's TPU ragged paged attention.
     """
     module = backend_module(backend)

@@ -1,6 +1,8 @@
 """The checks of kernels find what is wrong, and what a backend no longer can."""
 
+import importlib.util
 import json
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -8,10 +10,12 @@ from dataclasses import replace
 import jax
 import jax.numpy as jnp
 import pytest
+from axes import ROOT
 
 from kernels_pallas import checks, compile_targets, support
 from kernels_pallas.checks import Check, run_check
-from kernels_pallas.paged_attention import xla
+from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
+from kernels_pallas.paged_attention import pallas_tpu, xla
 from kernels_pallas.paged_attention.validation import check_batch
 from kernels_pallas.problems import make_problem
 from kernels_pallas.shapes import SHAPES
@@ -41,6 +45,29 @@ def test_a_wrong_number_fails(monkeypatch):
     outcome = run_check(NUMERICS)
     assert (outcome.verdict, outcome.detail[:9]) == ("FAILED", "error 1.0")
     jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    ("check", "module"), [(NUMERICS, xla), (WRITE, write_xla)], ids=["numerics", "write"]
+)
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [({"target": "here"}, "cpu"), ({"device_kind": "some chip"}, "some chip"), ({}, None)],
+    ids=["here", "as some chip", "as any"],
+)
+def test_a_check_runs_with_the_tiles_of_its_device(monkeypatch, check, module, change, kind):
+    """As an engine does there; measured ones are found by that name."""
+    seen, name = [], "paged_attention" if check.kind == "numerics" else "write_kv"
+    right = getattr(module, name)
+
+    def spy(*args, device_kind, **options):
+        seen.append(device_kind)
+        return right(*args, device_kind=device_kind, **options)
+
+    monkeypatch.setattr(module, name, spy)
+    jax.clear_caches()
+    assert run_check(replace(check, **change)).verdict == "ok"
+    assert set(seen) == {kind}
 
 
 def test_a_write_beside_its_slot_fails(monkeypatch):
@@ -131,6 +158,34 @@ def test_support_is_what_backends_say(monkeypatch):
     lines = support.table()
     assert lines[2].startswith("| bfloat16 | yes | no (1) |")
     assert "1. xla: not today" in lines
+
+
+def test_targets_are_the_devices_that_their_compiler_knows():
+    """How many, what they call themselves, and for how many cores a kernel's tiles are cut."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: `make check-kernels` installs it")
+    program = """
+from kernels_pallas.compile_targets import TARGETS, devices
+for name, target in TARGETS.items():
+    if target.platform == "tpu":
+        found = devices(name)
+        print(name, len(found), found[0].num_cores, found[0].device_kind)
+"""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | COMPILE_ENVIRONMENT | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        f"{name} {target.num_devices} {pallas_tpu.NUM_CORES[target.device_kind]} "
+        f"{target.device_kind}"
+        for name, target in compile_targets.TARGETS.items()
+        if target.platform == "tpu"
+    ]
 
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"

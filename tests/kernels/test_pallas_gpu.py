@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from fixed_shapes import FixedShapes
+from hidden_values import check_hidden_values
 from hypothesis import HealthCheck, given, settings
 
 from kernels_pallas import compile_targets
@@ -145,6 +146,10 @@ def test_nan_stays_in_its_row(spoiled: int) -> None:
     assert np.isnan(got[first:last, 0, 0]).all(), "a NaN in the context must be seen"
     others = np.r_[0:first, last : len(got)]
     np.testing.assert_array_equal(got[others], clean[others])
+
+
+def test_hidden_values_may_be_nan() -> None:
+    check_hidden_values(lambda problem: problem.run("pallas_gpu", tiles=THREE), dtype=BF16)
 
 
 def test_only_blocks_that_are_seen_are_read() -> None:

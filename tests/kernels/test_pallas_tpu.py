@@ -12,6 +12,7 @@ import pytest
 from builders import run_to_end
 from device_forward import device_logits
 from fixed_shapes import FixedShapes
+from hidden_values import check_hidden_values
 from hypothesis import HealthCheck, given, settings
 from real_builders import make_real, random_ids, real_engine, submit_ids
 
@@ -123,6 +124,10 @@ def test_context_past_32k(rows: tuple[tuple[int, ...], tuple[int, ...]]) -> None
     check(make_problem(*rows, **sizes), tiles)
 
 
+def test_hidden_values_may_be_nan() -> None:
+    check_hidden_values(lambda problem: problem.run("pallas_tpu", tiles=TWO_CORES))
+
+
 def test_only_blocks_that_are_seen_are_read() -> None:
     """A block id outside the pool raises when it is copied: past the context, before the window."""
     q_lens, context_lens, window = (1, 18, 1), (400, 300, 30), 50
@@ -218,7 +223,7 @@ def test_tiles_fit_every_shape(device_kind: str | None) -> None:
         found = list(pallas_tpu.candidate_tiles(base, shape.block_size))
         assert found[0] == base
         assert 4 <= len(found) == len(set(found))
-        assert base.num_cores == (1 if device_kind in ("TPU v5 lite", "TPU v6 lite") else 2)
+        assert base.num_cores == pallas_tpu.NUM_CORES.get(device_kind, 2)
 
 
 def test_wrong_tiles() -> None:
