@@ -176,6 +176,7 @@ def simulated_engine(
     settings: EngineSettings,
     policies: Policies,
     pads: bool = False,
+    leaps: bool = True,
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
@@ -188,6 +189,7 @@ def simulated_engine(
         cost_model: how long steps take.
         settings, policies, seed, logs_blocks: as of `real_engine`.
         pads: steps cost what the padded shapes would that an engine on JAX compiles.
+        leaps: runs of steps that are all alike are taken in one move.
         say: receives the size of the pool, and warnings.
 
     Raises:
@@ -212,6 +214,7 @@ def simulated_engine(
         costs=cost_model.open(target),
         bytes_per_block=whole_block,
         buckets=_buckets(settings, limits) if pads else Exact(),
+        leaps=leaps,
     )
     return Engine(
         limits=limits,

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING
 from paxserve.block_log import BlockLog
 from paxserve.clock import Clock
 from paxserve.events import EventLog
-from paxserve.executor import Executor
+from paxserve.executor import Executor, Repeating
 from paxserve.intake import Intake, InvalidRequest, Prompt
+from paxserve.leaping import Leaping
 from paxserve.ledger import Ledger, SlotCounts
 from paxserve.limits import Limits
 from paxserve.models.tokenizer import Tokenizer
@@ -66,6 +67,15 @@ class Engine:
         self._intake = intake
         self._notices = notices
         self._texts = Texts(tokenizer)
+        self._leaping: Leaping | None = None
+        if isinstance(executor, Repeating) and tokenizer is None and not logs_blocks:
+            self._leaping = Leaping(
+                scheduler=self.scheduler,
+                executor=executor,
+                ledger=self.ledger,
+                steps=self.steps,
+                clock=clock,
+            )
         self._is_deciding = False
         self._let_go: list[Request] = []
 
@@ -172,8 +182,11 @@ class Engine:
 
     # The loop.
 
-    def step(self) -> list[Request]:
+    def step(self, *, alone_until_s: float | None = None) -> list[Request]:
         """One step; returns the requests that got a token or ended since the last one.
+
+        With `alone_until_s` the caller says that nobody comes, goes or looks on before that time;
+        then a simulation may take several steps in one move, if they are all alike (`leaping.py`).
 
         If anything fails in it (an interrupt, a device out of memory, a wrong policy), what was
         planned is lost: every live request ends with an error, memory is released, and the failure
@@ -182,6 +195,8 @@ class Engine:
         while self._let_go:
             self.discard(self._let_go.pop())
         try:
+            if alone_until_s is not None and (progressed := self._leap(alone_until_s)):
+                return progressed
             progressed, slots = self._step()
         except BaseException as failure:
             error = f"the step failed: {type(failure).__name__}: {failure}"
@@ -201,6 +216,16 @@ class Engine:
         if self._notices is not None and slots is not None:
             self._notices.after_step(self.steps[-1], slots, self.events)
         return progressed + ended
+
+    def _leap(self, until_s: float) -> list[Request]:
+        """Several steps in one move, if that is sure to be as good as one by one; else none."""
+        leaping, notices = self._leaping, self._notices
+        return [] if leaping is None else leaping.leap(until_s, notices)
+
+    @property
+    def num_leapt_steps(self) -> int:
+        """Of all steps so far, those that were not planned one by one."""
+        return 0 if self._leaping is None else self._leaping.num_steps
 
     def _step(self) -> tuple[list[Request], SlotCounts | None]:
         """Requests that got a token, and the slot counts, None when nothing was to be computed."""

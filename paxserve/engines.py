@@ -18,6 +18,7 @@ from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel, load_model, model_config
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Say
+from paxserve.numbers import flag
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings, Knobs, from_section
 
@@ -137,9 +138,9 @@ def _real(asked: _Asked) -> Made:
 
 def _simulated(asked: _Asked) -> Made:
     knobs = asked.knobs
-    pads = knobs.section("executor")["pads"]
-    if not isinstance(pads, bool):
-        raise ValueError(f"executor.pads must be true or false, got {pads!r}")
+    pads, leaps = knobs.section("executor")["pads"], knobs.section("executor")["leaps"]
+    flag("executor.pads", pads)
+    flag("executor.leaps", leaps)
     buckets = () if pads else ("row_buckets", "token_buckets")
     settings = asked.settings(unread=(*asked.fixed_pool, *buckets))
     model = dimensions(knobs)
@@ -150,6 +151,7 @@ def _simulated(asked: _Asked) -> Made:
         settings=settings,
         policies=asked.policies,
         pads=pads,
+        leaps=leaps,
         seed=asked.seed,
         say=asked.say,
         logs_blocks=asked.logs_blocks,

@@ -3,7 +3,7 @@
 Owns: the classes, their count per step, and the split of what was reserved into what came to be
 used and what did not (known only when a request ends, and then entered for all steps it spans).
 In: the batch, once per executed step, before its results are applied. Out: `SlotCounts`
-per step, which sum to the pool; slot-seconds per request. Must not know: policies.
+per step, which sum to the pool; columns for `slot_seconds.py`. Must not know: policies.
 
 The slots of one running sequence:
 
@@ -19,13 +19,13 @@ reserved_used; internal fragmentation = reserved_unused + tail; external = round
 from array import array
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
-from itertools import compress
 from typing import NamedTuple
 
 import numpy as np
 
 from paxserve.batch import Batch
 from paxserve.request import Request, Sequence, State
+from paxserve.slot_seconds import SlotSeconds
 from paxserve.step import StepPlan
 
 
@@ -78,8 +78,7 @@ class Ledger:
         self._unused_changes = array("q", [0])  # per step, of ended sequences: what ends unused
         self._promises: dict[Sequence, list[_Promise]] = {}
         self._most_computed: dict[Sequence, int] = {}
-        self._members: list[Request] = []
-        self._slot_s = np.zeros((4, 0))
+        self._slot_seconds = SlotSeconds()
         self._columns = np.zeros((4, 0))
 
     def record(self, duration_s: float = 0.0, plan: StepPlan | None = None) -> SlotCounts:
@@ -122,6 +121,53 @@ class Ledger:
             self.largest_free_run = pool.free_space.largest_free_run()
         return counts
 
+    def record_run(
+        self, durations_s: SequenceOf[float], pools: SequenceOf[tuple[int, int, int]]
+    ) -> np.ndarray:
+        """Count several steps at once, as `record` would one by one, in which each running request
+        computes one more token and takes no more blocks than that needs.
+
+        Args:
+            durations_s: of each step.
+            pools: cached blocks, free blocks and further references during each step.
+
+        Returns:
+            Counts, i64 [steps, classes].
+        """
+        batch, block_size = self._batch, self._batch.limits.block_size
+        num_cached, num_free, num_twice = np.array(pools, np.int64).T
+        columns = np.repeat(self._columns[None], len(pools), axis=0)
+        columns[:, 0] += np.arange(1, len(pools) + 1)[:, None]
+        columns[:, 1] = np.maximum(columns[:, 0], columns[:, 1])
+        columns[:, 3] = -columns[:, 1] % block_size
+        columns[:, 2] = np.maximum(columns[:, 2], -(-columns[:, 0] // block_size) * block_size)
+        self._columns = columns[-1]
+        self._slot_seconds.spend_run(columns, np.array(durations_s))
+        live, promised, held, tail = columns.sum(axis=2).astype(np.int64).T
+        unfit = self._num_unfit_blocks() * block_size
+        classes = {
+            "live": live - num_twice * block_size,
+            "reserved_used": promised - live,
+            "tail": tail,
+            "rounding": held - promised - tail,
+            "cached": num_cached * block_size,
+            "free_unfit": unfit,
+            "free": num_free * block_size - unfit,
+            "null": block_size,
+        }
+        counts = np.zeros((len(pools), len(SlotCounts._fields)), np.int64)
+        for name, slots in classes.items():
+            counts[:, SlotCounts._fields.index(name)] = slots
+        if (counts.sum(axis=1) != batch.limits.num_blocks * block_size).any() or counts.min() < 0:
+            raise RuntimeError(
+                f"slot classes of a run of steps do not sum to the pool of "
+                f"{batch.limits.num_blocks} blocks of {block_size}: {counts.tolist()}"
+            )
+        self._counts.frombytes(counts.tobytes())
+        self._unused_changes.extend([0] * len(pools))
+        self.num_shared_owners.extend((num_twice * block_size).tolist())
+        return counts
+
     def steps(self) -> list[SlotCounts]:
         """Every step's counts; what is promised to a sequence still alive counts as to be used."""
         return list(map(SlotCounts._make, self.columns().tolist()))
@@ -138,10 +184,7 @@ class Ledger:
 
     def close(self, request: Request) -> None:
         """A request has ended and holds nothing any more: what was counted for it is final."""
-        if request in self._members:
-            place = self._members.index(request)
-            self._hand_out([place])
-            self._slot_s[:, place] = 0
+        self._slot_seconds.close(request)
         for sequence in request.sequences:
             if sequence in self._promises:
                 self._split(sequence)
@@ -156,33 +199,7 @@ class Ledger:
 
     def settle(self) -> None:
         """Hand every request the slot-seconds that were counted for it so far."""
-        self._hand_out(range(len(self._members)))
-        self._members, self._slot_s = [], np.zeros((4, 0))
-
-    def _hand_out(self, places: SequenceOf[int]) -> None:
-        for i in places:
-            request = self._members[i]
-            live, promised, held, _ = self._slot_s[:, i].tolist()
-            request.live_slot_s += live
-            request.promised_slot_s += promised
-            request.held_slot_s += held
-
-    def _follow(self, running: list[Request]) -> bool:
-        """Whether the same requests run as before; if not, those that left get their slot-seconds,
-        and those that came begin to be counted. Both lists are in order of admission.
-        """
-        if running == self._members:
-            return True
-        here = set(running)
-        stays = [request in here for request in self._members]
-        kept = list(compress(self._members, stays))
-        if kept != running[: len(kept)]:  # one left and came back, between two steps
-            stays, kept = [False] * len(stays), []
-        self._hand_out([i for i, stayed in enumerate(stays) if not stayed])
-        entered = np.zeros((4, len(running) - len(kept)))
-        self._slot_s = np.concatenate([self._slot_s[:, np.array(stays, bool)], entered], axis=1)
-        self._members = list(running)
-        return False
+        self._slot_seconds.settle()
 
     @property
     def _may_promise_ahead(self) -> bool:
@@ -236,7 +253,7 @@ class Ledger:
     def _spend(self, duration_s: float, plan: StepPlan | None) -> None:
         """Columns of this step, one entry per running request, and slot-seconds from them."""
         running, block_size = self._batch.running, self._batch.limits.block_size
-        is_same = self._follow(running)
+        is_same = self._slot_seconds.follow(running)
         if is_same and plan is not None and self._all_decoded(plan):
             columns = self._columns
             columns[:2] += 1
@@ -244,11 +261,9 @@ class Ledger:
             columns[2] = columns[1] + columns[3]
         else:
             self._columns = columns = self._columns_of(running)
-        if self._promises or (self._may_promise_ahead and (columns[1] > columns[0]).any()):
-            for request in running:
-                for sequence in request.live:
-                    self._note_promise(sequence)
-        self._slot_s += columns * duration_s
+        if self.notes_promises:
+            self.note_promises()
+        self._slot_seconds.spend(columns, duration_s)
         self._spend_on_the_dead(duration_s)
 
     def _all_decoded(self, plan: StepPlan) -> bool:
@@ -299,11 +314,23 @@ class Ledger:
                 )
         return columns
 
-    def _note_promise(self, sequence: Sequence) -> None:
+    @property
+    def notes_promises(self) -> bool:
+        """Whether more is promised to somebody than is computed, or was."""
+        live, promised = self._columns[0], self._columns[1]
+        is_ahead = self._may_promise_ahead and bool((promised > live).any())
+        return is_ahead or bool(self._promises)
+
+    def note_promises(self, *, step: int = 0) -> None:
+        """What is promised in a step, `step` after the next one that will be recorded."""
+        for request in self._batch.running:
+            for sequence in request.live:
+                self._note_promise(sequence, len(self.num_shared_owners) + step)
+
+    def _note_promise(self, sequence: Sequence, step: int) -> None:
         computed, reserved = sequence.num_computed_tokens, sequence.num_reserved_tokens
         if reserved <= computed and sequence not in self._promises:
             return
-        step = len(self.num_shared_owners)
         promises = self._promises.setdefault(sequence, [])
         last = promises[-1] if promises else None
         if last and last.until == step and last.num_tokens == reserved:

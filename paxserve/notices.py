@@ -53,6 +53,12 @@ class Notices:
         self._num_preemptions = 0
         self._use = "its start"
 
+    def watches(self, record: StepRecord) -> bool:
+        """Whether there might be something to say of a step in which the same run and wait as in
+        this one, and nobody is preempted.
+        """
+        return self._status is not None or (record.num_waiting > 0 and not self._warned_full)
+
     def after_step(self, record: StepRecord, slots: SlotCounts, events: EventLog) -> None:
         """Look at one step."""
         usable = sum(slots) - slots.null

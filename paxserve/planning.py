@@ -8,6 +8,7 @@ Its three hands: `decoding.py` grants decodes in bulk, `admitting.py` lets a wai
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
@@ -20,6 +21,15 @@ from paxserve.policies import Policies
 from paxserve.preempting import Preempting
 from paxserve.request import FinishReason, Request, State
 from paxserve.step import RowPlan, StepPlan
+
+
+class HeldBack(NamedTuple):
+    """Why the head of the queue did not enter; `is_first`: before anything was granted."""
+
+    request_id: str
+    num_tokens: int
+    why: str
+    is_first: bool
 
 
 class StepInMaking:
@@ -44,6 +54,8 @@ class StepInMaking:
         self._policies = policies
         self._events = events
         self._refused_head: Request | None = None
+        self._refusals: list[Reason] = []
+        self._held_back: list[HeldBack] = []
         self._admitting = Admitting(batch=batch, draft=draft, events=events)
         self._decoding = Decoding(batch=batch, policies=policies, draft=draft, events=events)
         self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
@@ -104,6 +116,16 @@ class StepInMaking:
         if plan is not None:
             self._note_silence()
         return plan
+
+    @property
+    def refusals(self) -> Sequence[Reason]:
+        """The reasons for all that was refused in this step."""
+        return self._refusals
+
+    @property
+    def held_back(self) -> Sequence[HeldBack]:
+        """What was said of the head of the queue in this step."""
+        return self._held_back
 
     def _admit(self, request: Request, num_tokens: int) -> Verdict:
         """Static batching's way in: a row and memory, nothing computed yet."""
@@ -305,21 +327,26 @@ class StepInMaking:
         head = self._batch.waiting.head()
         if head is None or head is self._refused_head or head in self._draft.dropped:
             return
-        self._events.add(
-            Kind.HELD_BACK, head.request_id, num_tokens=head.num_remaining_tokens, detail=UNASKED
-        )
+        self._hold_back(head, head.num_remaining_tokens, UNASKED)
 
     def _refuse(
         self, request: Request, num_tokens: int, refusal: Refusal, num_preempted: int = 0
     ) -> Verdict:
+        self._refusals.append(refusal.reason)
         is_head = self._batch.waiting.head() is request
         if is_head and request not in self._draft.dropped:
             self._refused_head = request
             reason, why = refusal
-            self._events.add(
-                Kind.HELD_BACK,
-                request.request_id,
-                num_tokens=num_tokens,
-                detail=f"{reason}: {why}" if why else str(reason),
-            )
+            self._hold_back(request, num_tokens, f"{reason}: {why}" if why else str(reason))
         return Verdict(0, refused=refusal.reason, num_preempted=num_preempted)
+
+    def _hold_back(self, head: Request, num_tokens: int, why: str) -> None:
+        held_back = HeldBack(head.request_id, num_tokens, why, not self._draft.rows)
+        self._held_back.append(held_back)
+        log_held_back(self._events, held_back)
+
+
+def log_held_back(events: EventLog, held_back: HeldBack) -> None:
+    """One entry of the decision log."""
+    request_id, num_tokens, why, _ = held_back
+    events.add(Kind.HELD_BACK, request_id, num_tokens=num_tokens, detail=why)

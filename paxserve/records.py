@@ -5,7 +5,7 @@ metrics, result files and notices. Must not know: what a step does.
 """
 
 from array import array
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import NamedTuple, overload
 
 import numpy as np
@@ -79,6 +79,22 @@ class StepLog(Sequence[StepRecord]):
         self._counts.extend(counts)
         self._times.extend((start_s, duration_s, compile_s, *terms_s))
         self._num_terms = len(terms_s)
+
+    def extend_run(self, like: StepRecord, columns: Mapping[str, np.ndarray]) -> None:
+        """Several more steps: each field as in `like`, or as its own column says."""
+        num_steps = len(columns["start_s"])
+        counts = np.tile(
+            np.array([getattr(like, name) for name in _COUNTS], np.int64), (num_steps, 1)
+        )
+        times = np.zeros((num_steps, len(_TIMES) + self._num_terms))
+        times[:, len(_TIMES) :] = columns["terms_s"]
+        for name, column in columns.items():
+            if name in _COUNTS:
+                counts[:, _COUNTS.index(name)] = column
+            elif name in _TIMES:
+                times[:, _TIMES.index(name)] = column
+        self._counts.frombytes(counts.tobytes())
+        self._times.frombytes(times.tobytes())
 
     def column(self, name: str) -> np.ndarray:
         """One field of all steps, i64 or f64; `terms_s` is [steps, terms]."""

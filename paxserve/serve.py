@@ -5,6 +5,7 @@ engine, a source, sampling settings. Out: what was refused; the engine has the r
 know: policies, files.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -55,7 +56,9 @@ def serve(
                 source.on_end(arrival.request_id, engine.clock.now_s() - start_s, ())
                 _report(on_ended, 1)
         elif engine.has_work:
-            ended = [request for request in engine.step() if request.finish_reason is not None]
+            alone_until_s = math.inf if next_s is None else start_s + next_s
+            progressed = engine.step(alone_until_s=alone_until_s)
+            ended = [request for request in progressed if request.finish_reason is not None]
             for request in ended:
                 source.on_end(
                     request.request_id, _end_s(request) - start_s, tuple(request.output_token_ids)

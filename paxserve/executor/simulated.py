@@ -10,10 +10,11 @@ from collections import deque
 
 from paxserve.cost_model import Costs
 from paxserve.device.buckets import Bucket, Buckets, Exact
+from paxserve.executor import Repeats
 from paxserve.hash_model import mix_one, token_logprobs
 from paxserve.limits import Limits
 from paxserve.step import Outputs, RowPlan, Rows, StepPlan, StepResult, TokenLogprobs
-from paxserve.step_shape import shape_of
+from paxserve.step_shape import StepShape, shape_of
 
 NOTHING = Bucket(0, 0)
 
@@ -27,6 +28,7 @@ class Simulated:
         costs: how long a step takes.
         bytes_per_block: what a swap moves, on all devices together.
         buckets: the shapes that an engine would pad to.
+        leaps: whether it tells how steps repeat, so that they need not be planned one by one.
     """
 
     def __init__(
@@ -37,11 +39,13 @@ class Simulated:
         costs: Costs,
         bytes_per_block: int,
         buckets: Buckets | Exact,
+        leaps: bool = True,
     ) -> None:
         self.terms = costs.terms
         self.bytes_per_block = bytes_per_block
         self._cost_of = costs.of
         self._vocab_size = vocab_size
+        self._leaps = leaps
         self._buckets = buckets
         self._tokens = [0] * limits.max_num_seqs
         self._num_logprobs: dict[int, int] = {}  # of the rows that want any
@@ -79,6 +83,23 @@ class Simulated:
     def reset(self) -> None:
         """See `Executor.reset`."""
         self._in_flight.clear()
+
+    def repeats(self, rows: Rows) -> Repeats | None:
+        """See `Repeating.repeats`."""
+        if not self._leaps or self._num_logprobs:
+            return None
+        num = len(rows)
+        padded = self._buckets.choose(num_tokens=num, num_rows=num)
+        context = sum(rows.first_positions) + num
+
+        def terms_s(num_further: int) -> tuple[float, ...]:
+            further = context + num_further * num
+            return self._cost_of(
+                StepShape(num, num, padded.num_tokens, padded.num_rows, num, num, further)
+            )
+
+        tokens = [self._tokens[place] for place in rows.places]
+        return Repeats(tokens, terms_s, padded.num_tokens, padded.num_rows)
 
     def _outputs(self, rows: Rows) -> Outputs:
         tokens = self._tokens
