@@ -19,7 +19,7 @@ from paxserve.step_fit import errors, fit_host, fit_regimes
 from paxserve.step_profile import TERMS, Errors, Profile
 from paxserve.step_shape import StepShape
 
-HELD_OUT_EACH = 8  # drawn steps of each padded shape
+DRAWN_EACH = 8  # drawn steps of each padded shape, to fit and again to hold the fit to
 HOST = TERMS.index("host")
 
 
@@ -28,14 +28,16 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
 
     Args:
         bench: nothing else uses its executor.
-        repetitions: how often each designed step is measured.
+        repetitions: how often each step is measured.
         seed: of the orders of measurement, and of the steps and requests that are drawn.
     """
     limits, target, made = bench.limits, bench.target, bench.prepared.made
     longest, rng = longest_context(limits), np.random.default_rng(seed)
     warm_up(made.engine, bench.prepared.params, bench.progress)
-    fitted = designed(bench.buckets, longest=longest)
-    held_out = drawn(bench.buckets, longest=longest, num_each=HELD_OUT_EACH, rng=rng)
+    fitted, held_out = (
+        drawn(bench.buckets, longest=longest, num_each=DRAWN_EACH, rng=rng) for _ in range(2)
+    )
+    fitted += designed(bench.buckets, longest=longest)
     shapes, seconds = measure(
         bench.executor,
         [*fitted, *held_out],
