@@ -31,6 +31,7 @@ class Features(NamedTuple):
     base: float
     tokens: float
     rows: float
+    chunks: float
     decode_context: float
     chunk_context: float
     chunk_pairs: float
@@ -45,6 +46,7 @@ def features_of(shape: StepShape) -> Features:
         1.0,
         shape.num_tokens,
         shape.num_rows,
+        shape.num_chunks,
         shape.decode_context,
         shape.chunk_context,
         shape.chunk_pairs,

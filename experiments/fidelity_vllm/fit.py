@@ -21,7 +21,12 @@ from paxserve import experiment
 from paxserve.hydra_config import compose_config
 
 FITTED, SCORED = slice(0, 150), slice(150, 300)
-TOLERANCE = 2e-3  # of the factors' logarithms, and of the distance
+TOLERANCE = 5e-3  # of the factors' logarithms, and of the distance
+RECORDED_LINKS = (
+    "hardware.link_bytes_per_s=16.0e9",
+    "hardware.link_latency_s=20.0e-6",
+    "cost_model.link_efficiency=1.0",
+)  # of the two RTX PRO 6000, by the config.json beside the run; the data sheet has 64 GB/s
 
 
 class Factors(NamedTuple):

@@ -14,6 +14,7 @@ from pathlib import Path
 from experiments.fidelity_vllm.fit import (
     CARDS,
     FITTED,
+    RECORDED_LINKS,
     SCORED,
     Card,
     Factors,
@@ -50,13 +51,18 @@ def main() -> None:
     factors = read_factors()
     simulated = {card.folder: simulate(card, factors[card.folder], data) for card in CARDS}
     first, other = CARDS
-    carried = simulate(other, factors[first.folder], data)
+    carried = {
+        "as they are": simulate(other, factors[first.folder], data),
+        "and links of 16 GB/s": simulate(other, factors[first.folder], data, *RECORDED_LINKS),
+    }
     parts = {
         "factors": factors_table(factors),
         "scores": scores_table(
             [(card.name, measured[card.folder], simulated[card.folder]) for card in CARDS]
         ),
-        "carried": scores_table([(f"{other.name}", measured[other.folder], carried)]),
+        "carried": scores_table(
+            [(name, measured[other.folder], served) for name, served in carried.items()]
+        ),
     }
     for name, part in parts.items():
         print(f"\n{name}\n{part}")

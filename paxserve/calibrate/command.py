@@ -43,8 +43,8 @@ def check_at_least_one(option: str, number: int) -> None:
 
 
 def _calibrate(arguments: argparse.Namespace) -> None:
-    from paxserve.calibrate.measuring import NoRequests
     from paxserve.calibrate.profiling import calibrate
+    from paxserve.calibrate.watching import NoRequests
     from paxserve.fidelity.bench import Bench
     from paxserve.hydra_config import compose_config
     from paxserve.step_profile import write_profile

@@ -6,6 +6,9 @@ rows. Must not know: executors, time.
     designed   decodes at several numbers of rows x contexts; one and several chunks of several
                lengths x contexts behind which they stand; decodes beside a chunk
     drawn      everything at random, each row by itself: what no grid has
+
+Rows of one designed step have contexts of several lengths around the one that it is for, since a
+kernel may like a length: all multiples of 256 took a tenth less than others on a CPU.
 """
 
 from collections.abc import Iterator
@@ -17,7 +20,10 @@ import numpy as np
 from paxserve.device.buckets import Bucket, Buckets
 from paxserve.step import RowPlan, Rows, StepPlan
 
-SHARES = (0.0, 0.5, 1.0)  # of the longest context, and of what a shape holds beyond the next lower
+SHARES = (0.0, 0.4, 0.8)  # of the longest context
+SPREAD = 0.25  # up to so much of a context, more or less, row by row
+GOLDEN = 0.618034  # multiples of it, less their whole part, are spread evenly
+LEVELS = (0.0, 0.1, 0.3, 0.6, 1.0)  # of the rows and tokens that a shape holds
 NUM_CHUNKS = 3  # where there are several
 TRIES = 1000
 
@@ -88,24 +94,27 @@ def fits(probe: Probe, bucket: Bucket, buckets: Buckets, *, longest: int) -> boo
 def _grid(bucket: Bucket, longest: int) -> Iterator[Probe]:
     most, rows = bucket.num_tokens, bucket.num_rows
     for num_rows, share in product(_levels(1, rows), SHARES):
-        yield Probe(((int(share * (longest - 1)), 1),) * num_rows)
+        yield _step([1] * num_rows, share, longest)
     for num_tokens, share in product(_levels(2, most), SHARES):
         for num_chunks in (1, NUM_CHUNKS):
-            yield Probe((_chunk(num_tokens // num_chunks, share, longest),) * num_chunks)
+            yield _step([num_tokens // num_chunks] * num_chunks, share, longest)
         for num_rows in (rows // 2, rows - 1):
-            decodes = ((int((1 - share) * (longest - 1)), 1),) * num_rows
-            yield Probe((*decodes, _chunk(num_tokens - num_rows, share, longest)))
+            yield _step([*[1] * num_rows, num_tokens - num_rows], share, longest)
 
 
-def _chunk(num_tokens: int, share: float, longest: int) -> tuple[int, int]:
-    """So many tokens, or what a row can have; at their end stands this share of the longest."""
-    num_tokens = min(num_tokens, longest)
-    return int(share * (longest - num_tokens)), num_tokens
+def _step(lengths: list[int], share: float, longest: int) -> Probe:
+    """Rows of these lengths, as far as a row can have them, behind contexts of this share."""
+    rows = []
+    for i, length in enumerate(lengths):
+        length = min(length, longest)
+        behind = share * (1 - SPREAD + 2 * SPREAD * (i * GOLDEN % 1)) * (longest - length)
+        rows.append((int(behind), length))
+    return Probe(tuple(rows))
 
 
 def _levels(low: int, high: int) -> list[int]:
     """A few numbers between bounds, more of them towards the lower end."""
-    return sorted({round(low + (high - low) * share) for share in (0.0, 0.1, 0.3, 0.6, 1.0)})
+    return sorted({round(low + (high - low) * share) for share in LEVELS})
 
 
 def _random(bucket: Bucket, longest: int, rng: np.random.Generator) -> Probe:

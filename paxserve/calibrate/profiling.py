@@ -9,8 +9,9 @@ from dataclasses import replace
 
 import numpy as np
 
-from paxserve.calibrate.measuring import longest_context, measure, serve_and_watch
+from paxserve.calibrate.measuring import longest_context, measure
 from paxserve.calibrate.probes import designed, drawn
+from paxserve.calibrate.watching import serve_and_watch
 from paxserve.experiment import warm_up
 from paxserve.fidelity.bench import Bench
 from paxserve.pack import variant_of
@@ -19,8 +20,7 @@ from paxserve.step_fit import errors, fit_host, fit_regimes
 from paxserve.step_profile import TERMS, Errors, Profile
 from paxserve.step_shape import StepShape
 
-HELD_OUT_EACH = 8  # drawn steps of each padded shape
-HOST = TERMS.index("host")
+DRAWN_EACH = 8  # drawn steps of each padded shape, to fit and again to hold the fit to
 
 
 def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
@@ -28,14 +28,16 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
 
     Args:
         bench: nothing else uses its executor.
-        repetitions: how often each designed step is measured.
+        repetitions: how often each step is measured.
         seed: of the orders of measurement, and of the steps and requests that are drawn.
     """
     limits, target, made = bench.limits, bench.target, bench.prepared.made
     longest, rng = longest_context(limits), np.random.default_rng(seed)
     warm_up(made.engine, bench.prepared.params, bench.progress)
-    fitted = designed(bench.buckets, longest=longest)
-    held_out = drawn(bench.buckets, longest=longest, num_each=HELD_OUT_EACH, rng=rng)
+    fitted, held_out = (
+        drawn(bench.buckets, longest=longest, num_each=DRAWN_EACH, rng=rng) for _ in range(2)
+    )
+    fitted += designed(bench.buckets, longest=longest)
     shapes, seconds = measure(
         bench.executor,
         [*fitted, *held_out],
@@ -47,9 +49,8 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
     )
     served = serve_and_watch(bench, rng=rng)
     number = len(fitted)
-    host_s, host_s_per_row = fit_host(
-        [shape.num_rows for shape in served.shapes[: len(served.gaps_s)]], served.gaps_s
-    )
+    rows = [shape.num_rows for shape in served.shapes]
+    host_s, host_s_per_row = fit_host(rows[:-1], served.gaps_s[:-1])
     profile = Profile(
         model=target.model,
         num_devices=target.num_devices,
@@ -75,4 +76,5 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
 def _errors(profile: Profile, shapes: Sequence[StepShape], seconds: Sequence[float]) -> Errors:
     """Of the steps themselves: what the host takes between two is no part of what they report."""
     of = profile.costs().of
-    return errors([sum(of(shape)) - of(shape)[HOST] for shape in shapes], seconds)
+    terms = [dict(zip(TERMS, of(shape), strict=True)) | {"host": 0.0} for shape in shapes]
+    return errors([sum(own.values()) for own in terms], seconds)

@@ -87,6 +87,11 @@ class Bench:
         return self.prepared.made.engine.limits
 
     @property
+    def vocab_size(self) -> int:
+        """Of the model."""
+        return self.prepared.made.vocab_size
+
+    @property
     def buckets(self) -> Buckets:
         """The shapes that the real executor pads to."""
         found: Buckets = self.executor.buckets
@@ -125,7 +130,7 @@ class Bench:
     def _simulator(self, costs: Costs) -> Simulated:
         return Simulated(
             limits=self.limits,
-            vocab_size=self.prepared.made.vocab_size,
+            vocab_size=self.vocab_size,
             costs=costs,
             bytes_per_block=self.executor.bytes_per_block,
             buckets=self.buckets,

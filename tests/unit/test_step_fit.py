@@ -7,8 +7,8 @@ from paxserve.step_fit import errors, fit_host, fit_regimes
 from paxserve.step_profile import Features, features_of
 from paxserve.step_shape import StepShape
 
-SMALL = Features(2e-3, 1e-6, 3e-5, 2e-7, 0.0, 0.0)
-LARGE = Features(3e-2, 0.0, 5e-5, 2e-7, 4e-7, 6e-9)
+SMALL = Features(2e-3, 1e-6, 3e-5, 0.0, 2e-7, 0.0, 0.0)
+LARGE = Features(3e-2, 0.0, 5e-5, 0.0, 2e-7, 4e-7, 6e-9)
 
 
 def shapes_of(padded, *, chunks, rng, number=60):
