@@ -17,6 +17,8 @@ know: how to run anything.
 | config.yaml | run: as asked for: the choices made and every setting |
 | engine.json | run: as applied: limits, buckets, kernel and policies, read back from the engine |
 | env.json | run: commit, versions, device |
+| error.txt | run that failed: what went wrong, with its traceback |
+| log.txt | cell of a sweep: what it printed |
 """
 
 import json
