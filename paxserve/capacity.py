@@ -272,7 +272,7 @@ def _is_same(one: Mapping[str, Any], other: Mapping[str, Any], name: str) -> boo
 def _saturation(probes: Sequence[Probe]) -> Saturation | None:
     outputs = [probe.figures.get(THROUGHPUT) or 0.0 for probe in probes]
     peak = max(outputs, default=0.0)
-    if not peak or not probes[-1].queue_grows:
+    if not peak:
         return None
     first = len(probes)
     while first and outputs[first - 1] * _NO_MORE >= peak and probes[first - 1].queue_grows:

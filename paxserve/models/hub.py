@@ -7,7 +7,7 @@ files are fetched, so neither code nor pickles ever reach the disk.
 
 from pathlib import Path
 
-import huggingface_hub  # imports its parts when they are used: a fifth of a run's start
+import huggingface_hub  # imports its parts when they are used: a sixth of a run's start
 
 FETCHED = (
     "config.json",

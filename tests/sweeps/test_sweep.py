@@ -2,13 +2,13 @@
 wants of them, then with real ones.
 """
 
-import os
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pyarrow.parquet as pq
 import pytest
 import yaml
@@ -133,12 +133,11 @@ sweep(Path(sys.argv[1]), cells, resume="missing", runner=processes.processes(2))
 
 
 def is_running(pid):
+    """A child of a sweep that has ended may be a zombie that nobody has collected yet."""
     try:
-        os.kill(pid, 0)
-    except ProcessLookupError:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
         return False
-    # A child of the killed sweep may be a zombie that nobody has collected yet.
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

@@ -7,7 +7,7 @@ from paxserve.calibrate.measuring import longest_context
 from paxserve.calibrate.probes import Probe, designed, drawn, fits
 from paxserve.device.buckets import Bucket, Buckets
 from paxserve.limits import Limits
-from paxserve.step import DecodeRows, RowPlan
+from paxserve.step import RowPlan
 from paxserve.step_shape import shape_of
 
 
@@ -86,7 +86,7 @@ def test_drawn_steps_are_the_seed_s_and_mixed():
 
 def test_a_probe_becomes_a_plan():
     decodes = Probe(((4, 1), (9, 1))).plan(3)
-    assert isinstance(decodes.rows, DecodeRows)
+    assert decodes.rows.are_decodes
     assert decodes.step_id == 3
     assert list(decodes.rows) == [RowPlan(0, 0, 4, 1, 1, ()), RowPlan(1, 1, 9, 1, 1, ())]
     mixed = Probe(((4, 1), (0, 3))).plan(4)

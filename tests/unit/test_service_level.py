@@ -1,9 +1,13 @@
 """Goodput and the growth of a queue, counted by hand; and what an SLO says."""
 
+from collections import namedtuple
+
+import numpy as np
 import pytest
 
-from paxserve.service_level import RequestBounds, Slo, Times, figure_names, queue_growth
+from paxserve.service_level import FIELDS, RequestBounds, Slo, figure_names, queue_growth
 
+Times = namedtuple("Times", FIELDS)
 NONE = Times("stop", 0.0, 0.0, None, None, None)
 RECORDS = [
     NONE._replace(ttft_s=0.4, tpot_s=0.1, e2e_s=2.0),  # on the edge: kept
@@ -15,9 +19,18 @@ RECORDS = [
 ]
 
 
+def columns(records):
+    """As a summary is made from."""
+    found = {name: [getattr(record, name) for record in records] for name in FIELDS}
+    return {
+        name: np.array(values, object if name == "finish_reason" else float)
+        for name, values in found.items()
+    }
+
+
 def test_goodput_counts_requests_that_keep_every_bound():
     bounds = RequestBounds(ttft_ms=400, tpot_ms=100)
-    assert [bounds.are_kept(record) for record in RECORDS] == [
+    assert bounds.are_kept(columns(RECORDS)).tolist() == [
         True,
         False,
         False,
@@ -25,19 +38,19 @@ def test_goodput_counts_requests_that_keep_every_bound():
         False,
         False,
     ]
-    assert bounds.goodput(RECORDS, num_sent=8, duration_s=4.0) == {
+    assert bounds.goodput(columns(RECORDS), num_sent=8, duration_s=4.0) == {
         "goodput_share": 0.25,
         "request_goodput": 0.5,
     }
-    assert RequestBounds(e2e_ms=1999).goodput(RECORDS, num_sent=6, duration_s=1.0) == {
+    assert RequestBounds(e2e_ms=1999).goodput(columns(RECORDS), num_sent=6, duration_s=1.0) == {
         "goodput_share": 1 / 6,
         "request_goodput": 1.0,
     }
 
 
 def test_goodput_without_bounds_or_requests():
-    assert RequestBounds().goodput(RECORDS, num_sent=6, duration_s=1.0) == {}
-    assert RequestBounds(ttft_ms=1).goodput([], num_sent=0, duration_s=0.0) == {
+    assert RequestBounds().goodput(columns(RECORDS), num_sent=6, duration_s=1.0) == {}
+    assert RequestBounds(ttft_ms=1).goodput(columns([]), num_sent=0, duration_s=0.0) == {
         "goodput_share": None,
         "request_goodput": None,
     }
@@ -58,7 +71,7 @@ def test_queue_growth_is_how_much_more_arrives_than_is_served(load):
         start_s = max(free_s, arrival_s)
         free_s = start_s + 1.0
         records.append(NONE._replace(arrival_s=arrival_s, queue_time_s=start_s - arrival_s))
-    assert queue_growth(reversed(records)) == pytest.approx(max(0.0, load - 1), abs=1e-9)
+    assert queue_growth(columns(records[::-1])) == pytest.approx(max(0.0, load - 1), abs=1e-9)
 
 
 def test_only_the_later_half_counts():
@@ -66,12 +79,12 @@ def test_only_the_later_half_counts():
     records = [
         NONE._replace(arrival_s=float(n), queue_time_s=max(0.0, 20.0 - n)) for n in range(60)
     ]
-    assert queue_growth(records) == 0.0
+    assert queue_growth(columns(records)) == 0.0
 
 
 def test_queue_growth_of_little():
-    assert queue_growth(RECORDS) is None
-    assert queue_growth([NONE] * 100) is None  # all at once
+    assert queue_growth(columns(RECORDS)) is None
+    assert queue_growth(columns([NONE] * 100)) is None  # all at once
 
 
 def test_an_slo_is_read():
