@@ -17,14 +17,11 @@ know: how to run anything.
 | config.yaml | run: as asked for: the choices made and every setting |
 | engine.json | run: as applied: limits, buckets, kernel and policies, read back from the engine |
 | env.json | run: commit, versions, device |
-<<<<<<< HEAD
+| error.txt | run that failed: what went wrong, with its traceback |
+| log.txt | cell of a sweep: what it printed |
 
 Under `record=compact` there are no decisions, arrivals and outputs, and requests.parquet has no
 gaps between tokens and no tokens.
-=======
-| error.txt | run that failed: what went wrong, with its traceback |
-| log.txt | cell of a sweep: what it printed |
->>>>>>> h-sweep
 """
 
 import json
