@@ -65,11 +65,16 @@ class Check:
     sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     device_kind: str | None = None
 
-    def __str__(self) -> str:
-        """As a line names it."""
+    @property
+    def case(self) -> str:
+        """The subject with its sizes, by name, and tiles."""
         sizes = "".join(f" {name}={value}" for name, value in self.sizes.items())
         tiles = "" if self.device_kind is None else f" as {self.device_kind}"
-        return f"{self.kind} {self.backend} {self.subject}{sizes} on {self.target}{tiles}"
+        return f"{self.subject}{sizes}{tiles}"
+
+    def __str__(self) -> str:
+        """As a line names it."""
+        return f"{self.kind} {self.backend} {self.case} on {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
