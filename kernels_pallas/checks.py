@@ -252,8 +252,12 @@ def _compile(check: Check) -> tuple[str, str]:
         table, donate_argnums=0,
     )  # fmt: skip
     memory: Any = compiled.memory_analysis()
-    if memory.alias_size_in_bytes < _num_bytes(kv_blocks):
-        return "FAILED", "the cache is not written in place"
+    cache_bytes = sum(_num_bytes(array) for array in (kv_blocks, kv_scales) if array is not None)
+    if memory.alias_size_in_bytes < cache_bytes:
+        return "FAILED", (
+            f"the cache is not written in place: of its {cache_bytes} bytes, scales included, "
+            f"{memory.alias_size_in_bytes} are"
+        )
     return "ok", f"temporary {memory.temp_size_in_bytes / 2**20:.1f} MiB"
 
 

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
@@ -107,6 +108,22 @@ def test_what_a_backend_no_longer_can_fails(monkeypatch, check):
     outcome = run_check(check)
     assert (outcome.verdict, outcome.detail) == ("FAILED", "NotImplementedError: xla: not today")
     jax.clear_caches()
+
+
+@pytest.mark.parametrize(
+    ("subject", "copied", "verdict"),
+    [("int8", 0, "ok"), ("int8", 1, "FAILED"), ("block32", 0, "ok"), ("block32", 1, "FAILED")],
+)
+def test_a_cache_that_is_copied_fails_its_scales_included(monkeypatch, subject, copied, verdict):
+    subject = f"llama-3-8b/decode_64x4k/{subject}"
+    kv, scales = (checks.abstract_arguments(SHAPES[subject], "pallas_tpu")[i] for i in (1, 6))
+    cache_bytes = sum(x.size * x.dtype.itemsize for x in (kv, scales) if x is not None)
+    memory = SimpleNamespace(alias_size_in_bytes=cache_bytes - copied, temp_size_in_bytes=0)
+    compiled = SimpleNamespace(memory_analysis=lambda: memory)
+    monkeypatch.setattr(compile_targets, "compile_for", lambda *args, **options: compiled)
+    outcome = run_check(Check(kind="compile", backend="pallas_tpu", subject=subject, target="v5e"))
+    assert outcome.verdict == verdict
+    assert ("not written in place" in outcome.detail) == bool(copied)
 
 
 def test_every_shape_meets_every_target_of_its_backend():
