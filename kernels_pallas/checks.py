@@ -65,11 +65,16 @@ class Check:
     sizes: dict[str, Any] = field(default_factory=dict, hash=False)
     device_kind: str | None = None
 
-    def __str__(self) -> str:
-        """As a line names it."""
+    @property
+    def case(self) -> str:
+        """The subject with its sizes, by name, and tiles."""
         sizes = "".join(f" {name}={value}" for name, value in self.sizes.items())
         tiles = "" if self.device_kind is None else f" as {self.device_kind}"
-        return f"{self.kind} {self.backend} {self.subject}{sizes} on {self.target}{tiles}"
+        return f"{self.subject}{sizes}{tiles}"
+
+    def __str__(self) -> str:
+        """As a line names it."""
+        return f"{self.kind} {self.backend} {self.case} on {self.target}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -247,8 +252,12 @@ def _compile(check: Check) -> tuple[str, str]:
         table, donate_argnums=0,
     )  # fmt: skip
     memory: Any = compiled.memory_analysis()
-    if memory.alias_size_in_bytes < _num_bytes(kv_blocks):
-        return "FAILED", "the cache is not written in place"
+    cache_bytes = sum(_num_bytes(array) for array in (kv_blocks, kv_scales) if array is not None)
+    if memory.alias_size_in_bytes < cache_bytes:
+        return "FAILED", (
+            f"the cache is not written in place: of its {cache_bytes} bytes, scales included, "
+            f"{memory.alias_size_in_bytes} are"
+        )
     return "ok", f"temporary {memory.temp_size_in_bytes / 2**20:.1f} MiB"
 
 

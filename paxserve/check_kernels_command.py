@@ -1,19 +1,22 @@
 """`paxserve check-kernels`: what can be proven about the kernels without their hardware.
 
-Owns: its arguments, the environment and processes of the checks, and how their outcomes read. Must
-not know: what a check does (`kernels_pallas/checks.py`).
+Owns: its arguments, the environment of the checks, and how their outcomes read. Must not know: what
+a check does (`kernels_pallas/checks.py`), in which process (`check_processes.py`).
 """
 
 import argparse
 import fnmatch
 import json
-import multiprocessing
 import os
 import time
 from collections import Counter
+<<<<<<< HEAD
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from concurrent.futures.process import BrokenProcessPool
+=======
+from collections.abc import Sequence
+>>>>>>> h-kernels
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -22,12 +25,17 @@ from rich.console import Console
 from rich.table import Table
 
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
+<<<<<<< HEAD
 from paxserve.files import write_text
 from paxserve.results import check_writable
+=======
+from paxserve import check_processes
+from paxserve.results import check_writable, write_text
+>>>>>>> h-kernels
 from paxserve.terminal import Terminal
 
 if TYPE_CHECKING:
-    from kernels_pallas.checks import Check, Outcome
+    from kernels_pallas.checks import Outcome
     from paxserve.device.whole_step import StepRow
 
 
@@ -38,15 +46,32 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("--quick", action="store_true", help="shapes that stand for the rest")
     parser.add_argument("--only", metavar="GLOB", help="checks whose name matches, as in '*h100'")
-    parser.add_argument("--step", action="store_true", help="whole model steps instead: minutes")
-    parser.add_argument("--support", action="store_true", help="what each backend can do, at once")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--step", action="store_true", help="whole model steps instead: minutes")
+    modes.add_argument("--support", action="store_true", help="what each backend can do, at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
+    parser.add_argument("--jobs", type=int, help="processes at once; default: one per core")
     parser.set_defaults(act=_check_kernels)
+
+
+# The options that each mode reads.
+_CHECKS, _STEP, _SUPPORT = ("quick", "only", "json", "jobs"), ("only", "json"), ()
+
+
+def _refuse_unread(arguments: argparse.Namespace, mode: str, read: Sequence[str]) -> None:
+    unread = [f"--{name}" for name in _CHECKS if name not in read and getattr(arguments, name)]
+    if unread:
+        raise ValueError(f"{mode} does not read {', '.join(unread)}: leave it out")
 
 
 def _check_kernels(arguments: argparse.Namespace) -> int:
     """Ends with 1 if a check fails."""
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
+    if arguments.support:
+        _refuse_unread(arguments, "--support", _SUPPORT)
+    if arguments.step:
+        _refuse_unread(arguments, "--step", _STEP)
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     os.environ.update(COMPILE_ENVIRONMENT)  # read when jax is imported, here and by the processes
@@ -63,12 +88,11 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
     chosen = [c for c in checks(quick=arguments.quick) if fnmatch.fnmatch(str(c), f"*{pattern}*")]
     if not chosen:
         raise ValueError(f"no check matches --only {arguments.only!r}")
-    if arguments.jobs < 1:
-        raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
+    num_jobs = arguments.jobs or os.cpu_count() or 1
     started_s = time.perf_counter()
     terminal = Terminal()
     outcomes = []
-    for outcome in _run(chosen, num_jobs=arguments.jobs):
+    for outcome in check_processes.run(chosen, num_jobs=num_jobs):
         outcomes.append(outcome)
         terminal.progress("checks", len(outcomes), len(chosen))
         if outcome.verdict == "FAILED":
@@ -134,6 +158,7 @@ def _cells(row: "StepRow") -> list[str]:
 _STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "total", "seconds")
 
 
+<<<<<<< HEAD
 def _run(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
     """As they end, in processes that are made anew now and then: compilers keep what they build.
 
@@ -187,16 +212,17 @@ def _pool(num_jobs: int) -> ProcessPoolExecutor:
     return ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn"))
 
 
+=======
+>>>>>>> h-kernels
 def _print(outcomes: "Sequence[Outcome]") -> None:
     """A line per subject; a column per target, in it the seconds or the verdict."""
     targets = list(dict.fromkeys(outcome.check.target for outcome in outcomes))
     found: dict[tuple[str, str], dict[str, str]] = {}
     for outcome in outcomes:
         check = outcome.check
-        sizes = " ".join(str(value) for value in check.sizes.values())
         kind = check.kind if check.kind == "compile" else f"{check.kind} {check.backend}"
         cell = f"{outcome.seconds:.1f} s" if outcome.verdict == "ok" else outcome.verdict
-        found.setdefault((kind, f"{check.subject} {sizes}".strip()), {})[check.target] = cell
+        found.setdefault((kind, check.case), {})[check.target] = cell
     table = Table("check", "subject", *targets, box=None)
     for (kind, subject), cells in sorted(found.items()):
         table.add_row(kind, subject, *[cells.get(target, "") for target in targets])

@@ -117,8 +117,6 @@ def paged_attention(
         tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
         if interpreted:
             tiles = replace(tiles, num_programs=3)  # the simulator runs them one by one
-    if num_tokens == 0:
-        return q
     if scale <= 0:  # the kernel's is positive; the sign, or zero, loses nothing in the queries
         q, scale = q * jnp.sign(jnp.asarray(scale, q.dtype)), abs(scale) or 1.0
 
