@@ -7,16 +7,13 @@ a check does (`kernels_pallas/checks.py`), in which process (`check_processes.py
 import argparse
 import fnmatch
 import json
+import multiprocessing
 import os
 import time
 from collections import Counter
-<<<<<<< HEAD
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-=======
-from collections.abc import Sequence
->>>>>>> h-kernels
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -25,13 +22,9 @@ from rich.console import Console
 from rich.table import Table
 
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
-<<<<<<< HEAD
+from paxserve import check_processes
 from paxserve.files import write_text
 from paxserve.results import check_writable
-=======
-from paxserve import check_processes
-from paxserve.results import check_writable, write_text
->>>>>>> h-kernels
 from paxserve.terminal import Terminal
 
 if TYPE_CHECKING:
@@ -158,42 +151,6 @@ def _cells(row: "StepRow") -> list[str]:
 _STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "total", "seconds")
 
 
-<<<<<<< HEAD
-def _run(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
-    """As they end, in processes that are made anew now and then: compilers keep what they build.
-
-    Not by the pool's own `max_tasks_per_child`: Python's can wait forever for its next process.
-    """
-    size = num_jobs * CHECKS_PER_PROCESS
-    for start in range(0, len(chosen), size):
-        yield from _run_some(chosen[start : start + size], num_jobs=num_jobs)
-
-
-CHECKS_PER_PROCESS = 32
-
-
-def _run_some(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
-    """As they end. If a compiler takes its process down, and so the pool, the checks that are left
-    run in a process each, so that the one to blame is found.
-    """
-    from kernels_pallas.checks import Outcome, run_check
-
-    left = list(chosen)
-    with _pool(num_jobs) as pool:
-        futures = {pool.submit(run_check, check): check for check in chosen}
-        for future in as_completed(futures):
-            if not isinstance(future.exception(), BrokenProcessPool):
-                left.remove(futures[future])
-                yield future.result()
-    for check in left:
-        with _pool(1) as pool:
-            try:
-                yield pool.submit(run_check, check).result()
-            except BrokenProcessPool:
-                detail = "its process died"
-                yield Outcome(check=check, verdict="FAILED", seconds=0.0, detail=detail)
-
-
 def in_compiler_process[T](function: Callable[..., T], *arguments: object) -> T:
     """Call a function where JAX compiles for devices that are not there; whatever it raises.
 
@@ -201,19 +158,14 @@ def in_compiler_process[T](function: Callable[..., T], *arguments: object) -> T:
         RuntimeError: a compiler took the process down.
     """
     os.environ.update(COMPILE_ENVIRONMENT)  # for the process, which imports jax
-    with _pool(1) as pool:
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
         try:
             return pool.submit(function, *arguments).result()
         except BrokenProcessPool as error:
             raise RuntimeError("the compiler's process died") from error
 
 
-def _pool(num_jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn"))
-
-
-=======
->>>>>>> h-kernels
 def _print(outcomes: "Sequence[Outcome]") -> None:
     """A line per subject; a column per target, in it the seconds or the verdict."""
     targets = list(dict.fromkeys(outcome.check.target for outcome in outcomes))
