@@ -4,9 +4,9 @@ import os
 from pathlib import Path
 
 import pytest
+
 from experiments.study.cells import Cells
 from experiments.study.door import Setting
-
 from paxserve.claims import Scale
 
 DATA = Path(os.environ["PAXSERVE_DATA"]) if "PAXSERVE_DATA" in os.environ else None

@@ -3,10 +3,10 @@
 import json
 
 import pytest
+
 from experiments.study.cells import PACKAGE, Cells, each, sources_digest
 from experiments.study.published import curve, value
 from experiments.study.readme import ratio, refresh, table
-
 from paxserve.claims.knees import Point
 
 CELL = [
