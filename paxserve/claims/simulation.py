@@ -6,7 +6,8 @@ not know: what is claimed.
 
 from collections.abc import Sequence
 
-from paxserve.experiment import Run, run
+from paxserve.engine import Engine
+from paxserve.experiment import Run, prepare, run
 from paxserve.hydra_config import compose_config
 from paxserve.metrics import Summary
 
@@ -30,6 +31,13 @@ def served(overrides: Sequence[str]) -> Run:
     if lost:
         raise RuntimeError(f"{len(lost)} requests were not served, the first because: {lost[0]}")
     return done
+
+
+def simulated_engine(overrides: Sequence[str]) -> Engine:
+    """The engine alone, for rows that ask it themselves; errors as of `simulate`."""
+    plain, choices, explicit = compose_config([*overrides, "workload=synthetic"])
+    prepared = prepare(plain, choices=choices, explicit=explicit, say=_nothing)
+    return prepared.made.engine
 
 
 def _nothing(message: str) -> None:

@@ -183,11 +183,11 @@ def test_a_placement_that_finds_any_block(monkeypatch):
 def test_a_buddy_that_does_not_round(monkeypatch):
     """The paper's own bars, but for one that is measured."""
     few, path = {"Orca Oracle": 150}, FAST.trace("nanoflow/sharegpt.csv")
-    bars = {name: overload.Use(*[*bar, 0, 0, 0][:4], 0, 0) for name, bar in overload._BARS.items()}
-    monkeypatch.setattr(overload, "_SYSTEMS", {name: overload._SYSTEMS[name] for name in few})
-    sound = bars | overload._uses(path, few, factor=1.0)
+    bars = {name: overload.Use(*[*bar, 0, 0, 0][:4], 0, 0) for name, bar in overload.BARS.items()}
+    monkeypatch.setattr(overload, "SYSTEMS", {name: overload.SYSTEMS[name] for name in few})
+    sound = bars | overload.uses_of(path, few, factor=1.0)
     monkeypatch.setattr(Buddy, "open", FirstFit.open)
-    broken = bars | overload._uses(path, few, factor=1.0)
+    broken = bars | overload.uses_of(path, few, factor=1.0)
     numbers = dict.fromkeys(bars, 0)
     assert overload._bars(sound, numbers).holds is True
     assert overload._bars(broken, numbers).holds is False
