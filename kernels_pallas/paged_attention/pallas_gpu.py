@@ -41,10 +41,18 @@ SHARED_BYTES = 227 * 1024 - 2048  # of a program on Hopper, less barriers and al
 MAX_STAGES = 6
 MAX_COLUMNS = 192
 MAX_PARTS = 8
-HOPPER = ("H100", "H200", "H800", "H20", "GH200")  # words of JAX's names of such devices
-# Streaming multiprocessors, by JAX's name of the device: a program for each.
-NUM_SMS = {"NVIDIA H100 PCIe": 114}
-DEFAULT_NUM_SMS = 132  # H100 SXM and NVL, H200, GH200
+# Words of JAX's names of such devices.
+HOPPER = ("H100", "H200", "H800", "H20", "H20-3e", "GH200")
+# Streaming multiprocessors, by JAX's name of the device: a program for each. A device that is not
+# here has DEFAULT_NUM_SMS: H100 SXM and NVL, H200, H800 SXM, GH200. More programs than
+# multiprocessors wait for a second turn, fewer leave some idle; both are right.
+NUM_SMS = {
+    "NVIDIA H100 PCIe": 114,
+    "NVIDIA H800 PCIe": 114,
+    "NVIDIA H20": 78,
+    "NVIDIA H20-3e": 78,
+}
+DEFAULT_NUM_SMS = 132
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

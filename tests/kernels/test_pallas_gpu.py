@@ -14,7 +14,7 @@ from fixed_shapes import FixedShapes
 from hidden_values import check_hidden_values
 from hypothesis import HealthCheck, given, settings
 
-from kernels_pallas import compile_targets
+from kernels_pallas import compile_targets, support
 from kernels_pallas.cases import PADDING, ROWS, case
 from kernels_pallas.interpret import interpreted
 from kernels_pallas.paged_attention import gpu_layout, pallas_gpu
@@ -290,10 +290,25 @@ def test_candidates_start_with_the_default_and_differ() -> None:
     kind = compile_targets.TARGETS["h100"].device_kind
     base = pallas_gpu.default_tiles(*arguments, device_kind=kind)
     assert base.num_programs == 132
-    assert pallas_gpu.default_tiles(*arguments, device_kind="NVIDIA H100 PCIe").num_programs == 114
     found = list(pallas_gpu.candidate_tiles(base, 16))
     assert found[0] == base
     assert len(found) == len(set(found)) == 16
+
+
+@pytest.mark.parametrize(
+    ("device_kind", "num_sms"),
+    [
+        (None, 132), ("NVIDIA H100 80GB HBM3", 132), ("NVIDIA H200", 132), ("NVIDIA H800", 132),
+        ("NVIDIA H100 PCIe", 114), ("NVIDIA H800 PCIe", 114),
+        ("NVIDIA H20", 78), ("NVIDIA H20-3e", 78),
+    ],
+)  # fmt: skip
+def test_a_program_for_each_multiprocessor(device_kind: str | None, num_sms: int) -> None:
+    shape = SHAPES["llama-3-8b/decode_64x4k"]
+    assert support.why_not("pallas_gpu", device_kind, shape) is None
+    arguments = [jax.ShapeDtypeStruct((1,), BF16)] * 3
+    tiles = pallas_gpu.default_tiles(*arguments, device_kind=device_kind)
+    assert tiles.num_programs == num_sms
 
 
 def test_scales_are_padded_to_a_copy() -> None:
