@@ -5,6 +5,7 @@ Owns: the order of these questions. In: a waiting request. Out: it has entered, 
 and nothing changed. Must not know: whom to preempt for it, batching policies.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
@@ -170,8 +171,8 @@ class Admitting:
                 num_needed_for_all=demand.num_blocks_for_all,
                 num_cached_tokens=len(demand.hits) * limits.block_size,
                 block_size=limits.block_size,
-                running=tuple([r for r in self._batch.running if r not in without]),
-                newcomers=frozenset(self._draft.newcomers).difference(without),
+                running=_all_but(without, self._batch.running),
+                newcomers=frozenset(_all_but(without, self._draft.newcomers)),
             )
             if (why := self._batch.gates.refusal(request, memory)) is not None:
                 return Refusal(Reason.GATE, why)
@@ -223,3 +224,7 @@ def _num_blocks_twice(sequences: list[Sequence]) -> int:
     """Host blocks that come back to more than one of these sequences, counted for all but one."""
     host_blocks = [block_id for sequence in sequences for block_id in sequence.host_blocks]
     return len(host_blocks) - len(set(host_blocks))
+
+
+def _all_but(some: SequenceOf[Request], requests: Iterable[Request]) -> tuple[Request, ...]:
+    return tuple([r for r in requests if r not in some] if some else requests)

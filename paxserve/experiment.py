@@ -4,6 +4,7 @@ Owns: the order build -> check that every setting is read -> warm up -> serve ->
 settings and the choices made per group. Out: a `Run`. Must not know: Hydra, files, tables.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
@@ -173,6 +174,7 @@ def serve_prepared(
         ended += number
         progress("requests", ended, source.num_requests)
 
+    started_s = time.perf_counter()
     refused = serve(
         engine,
         source,
@@ -181,6 +183,8 @@ def serve_prepared(
         on_ended=on_ended,
         on_step=None if tracking is None else lambda: tracking.after_step(engine, ended),
     )
+    if isinstance(engine.clock, VirtualClock):
+        say(cost_line(engine, time.perf_counter() - started_s))
     engine.fold()
     folded = engine.folded
     requests = request_columns(engine.requests) if folded is None else folded.columns()
@@ -192,6 +196,7 @@ def serve_prepared(
         "num_refused": len(refused),
         "warm_up_s": warm_up_s,
         "num_executables": num_executables,
+        "leapt_steps": engine.num_leapt_steps,
     }
     return Run(
         engine=engine,
@@ -201,6 +206,17 @@ def serve_prepared(
         num_executables=num_executables,
         device=prepared.made.device,
         start_s=start_s,
+    )
+
+
+def cost_line(engine: Engine, wall_s: float) -> str:
+    """What a run in virtual time cost on this machine. A token is one that was computed."""
+    num_steps, num_tokens = len(engine.steps), int(engine.steps.column("num_tokens").sum())
+    per_step, per_token = (1e6 * wall_s / max(1, num) for num in (num_steps, num_tokens))
+    leapt = f", {engine.num_leapt_steps} of them leapt" if engine.num_leapt_steps else ""
+    return (
+        f"{num_steps} steps{leapt} and {num_tokens} tokens in {wall_s:.1f} s: "
+        f"{per_step:.0f} us per step, {per_token:.2f} us per token"
     )
 
 

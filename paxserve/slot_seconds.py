@@ -6,7 +6,6 @@ slots are counted.
 """
 
 from collections.abc import Sequence
-from itertools import compress
 
 import numpy as np
 
@@ -27,18 +26,19 @@ class SlotSeconds:
 
     def follow(self, running: list[Request]) -> bool:
         """Whether the same requests run as before; if not, those that left get what is theirs, and
-        those that came begin at none. Both lists are in order of admission.
+        those that came begin at none. Running requests stand in order of admission, so one that
+        left and came back stands behind those that stayed.
         """
         if running == self._members:
             return True
-        here = set(running)
-        stays = [request in here for request in self._members]
-        kept = list(compress(self._members, stays))
-        if kept != running[: len(kept)]:  # one left and came back, between two steps
-            stays, kept = [False] * len(stays), []
-        self._hand_out([i for i, stayed in enumerate(stays) if not stayed])
-        entered = np.zeros((4, len(running) - len(kept)))
-        self._slot_s = np.concatenate([self._slot_s[:, np.array(stays, bool)], entered], axis=1)
+        stays, num_kept = np.zeros(len(self._members), bool), 0
+        for place, request in enumerate(self._members):
+            if num_kept < len(running) and running[num_kept] is request:
+                stays[place] = True
+                num_kept += 1
+        self._hand_out((~stays).nonzero()[0].tolist())
+        entered = np.zeros((4, len(running) - num_kept))
+        self._slot_s = np.concatenate([self._slot_s[:, stays], entered], axis=1)
         self._members = list(running)
         return False
 

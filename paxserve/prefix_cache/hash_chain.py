@@ -191,9 +191,10 @@ class _Chain:
                 self._let_go(self._prefixes.pop(block_id, None))
 
     def _indexed(self, block_id: int) -> _Prefix:
-        if block_id not in self:
+        prefix = self._prefixes.get(block_id)
+        if prefix is None or prefix.block_id != block_id:
             raise RuntimeError(f"block {block_id} is not indexed")
-        return self._prefixes[block_id]
+        return prefix
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,7 +59,7 @@ DEFECTS = [
     ),
     Defect(
         "kv/block_pool.py",
-        "            heappush(self._heap, self._cached[new_leaf])",
+        "            self._queue.push(self._cached[new_leaf])",
         "            pass",
         POOL + "test_in_a_tree_a_block_is_evicted_after_what_stands_behind_it",
     ),
