@@ -26,12 +26,17 @@ MOST_S = 3600.0  # of any coefficient
 
 
 class Features(NamedTuple):
-    """What a step's time is linear in; one coefficient each, in seconds."""
+    """What a step's time is linear in; one coefficient each, in seconds.
+
+    decoding: 1 where any row decodes. The pass over decodes begins then; on a CPU that takes as
+    long as the attention of some thousand tokens.
+    """
 
     base: float
     tokens: float
     rows: float
     chunks: float
+    decoding: float
     decode_context: float
     chunk_context: float
     chunk_pairs: float
@@ -47,6 +52,7 @@ def features_of(shape: StepShape) -> Features:
         shape.num_tokens,
         shape.num_rows,
         shape.num_chunks,
+        float(shape.num_decodes > 0),
         shape.decode_context,
         shape.chunk_context,
         shape.chunk_pairs,

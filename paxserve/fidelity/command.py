@@ -1,20 +1,16 @@
 """`paxserve fidelity`: arguments in, a table, a file and an exit code out.
 
-Owns: its arguments and what it prints. Must not know: how runs are made or compared; that is
-imported when needed.
+Owns: its arguments. Must not know: how runs are made or compared; that is imported when needed.
 """
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-from rich.console import Console
-from rich.table import Table
+from typing import TYPE_CHECKING
 
 from paxserve.calibrate.command import check_at_least_one, print_profile
+from paxserve.fidelity.report import as_data, print_trial
 from paxserve.files import write_text
 from paxserve.results import check_writable
 from paxserve.terminal import Terminal
@@ -22,7 +18,6 @@ from paxserve.terminal import Terminal
 if TYPE_CHECKING:
     from paxserve.cost_model import Costs
     from paxserve.fidelity.bench import Bench
-    from paxserve.fidelity.trial import Trial
     from paxserve.step_profile import Profile
 
 REPEATS, REPETITIONS = 5, 3
@@ -115,60 +110,3 @@ def _check(arguments: argparse.Namespace) -> None:
         raise ValueError(f"--load must be a share above 0 and below 1, got {arguments.load}")
     if arguments.json is not None:
         check_writable("--json", arguments.json)
-
-
-def print_trial(trial: "Trial", *, console: Console | None = None) -> None:
-    """A line per figure, and what the retold run came to."""
-    repeats = len(trial.real)
-    table = Table(
-        title=f"medians of {repeats} real and {repeats} simulated runs", title_justify="left"
-    )
-    for heading in ("figure", "real", "simulated", "error", "spread", "allowed", "holds"):
-        table.add_column(heading, justify="left" if heading == "figure" else "right")
-    for one in trial.compared:
-        table.add_row(
-            one.name,
-            *[f"{median:.4g}" for median in one.medians],
-            f"{one.error:+.1%}",
-            f"{one.spread:.1%}",
-            f"{one.allowed:.1%}",
-            "yes" if one.holds else "NO",
-        )
-    (console or Console()).print(table)
-    if trial.capacity is not None:
-        print(f"capacity, all there at once: {trial.capacity:.3g} requests/s")
-    told = trial.retold
-    print(
-        f"told the recorded step times: {told.num_decisions - told.num_different} of "
-        f"{told.num_decisions} decisions equal, figures to {told.worst_error:.1e} "
-        f"({told.worst_figure})"
-    )
-
-
-def as_data(trial: "Trial", profiles: Sequence["Profile"], bench: "Bench") -> dict[str, Any]:
-    """Everything, plain."""
-    from paxserve.results import environment
-
-    return {
-        "holds": trial.holds,
-        "capacity_requests_per_s": trial.capacity,
-        "figures": [
-            {
-                **asdict(one),
-                "error": one.error,
-                "spread": one.spread,
-                "allowed": one.allowed,
-                "holds": one.holds,
-            }
-            for one in trial.compared
-        ],
-        "retold": {
-            **asdict(trial.retold),
-            "first_difference": repr(trial.retold.first_difference),
-            "is_equal": trial.retold.is_equal,
-        },
-        "real": trial.real,
-        "simulated": trial.simulated,
-        "profiles": [profile.to_json() for profile in profiles],
-        "environment": environment(bench.prepared.made.device),
-    }

@@ -7,27 +7,28 @@ from paxserve.step_fit import errors, fit_host, fit_regimes
 from paxserve.step_profile import Features, features_of
 from paxserve.step_shape import StepShape
 
-SMALL = Features(2e-3, 1e-6, 3e-5, 0.0, 2e-7, 0.0, 0.0)
-LARGE = Features(3e-2, 0.0, 5e-5, 0.0, 2e-7, 4e-7, 6e-9)
+SMALL = Features(2e-3, 1e-6, 3e-5, 0.0, 0.0, 2e-7, 0.0, 0.0)
+LARGE = Features(3e-2, 0.0, 5e-5, 1e-4, 2e-3, 2e-7, 4e-7, 6e-9)
 
 
 def shapes_of(padded, *, chunks, rng, number=60):
-    """Steps of one padded shape: decodes, and a chunk beside them if asked for."""
+    """Steps of one padded shape: decodes, and chunks beside them if asked for."""
     shapes = []
     for _ in range(number):
-        rows = int(rng.integers(1, padded[1]))
+        num_chunks = int(rng.integers(1, 4)) if chunks else 0
+        rows = int(rng.integers(0 if chunks else 1, padded[1] - num_chunks + 1))
         length = int(rng.integers(2, padded[0] - rows + 1)) if chunks else 0
         behind = int(rng.integers(0, 500))
         shapes.append(
             StepShape(
                 num_tokens=rows + length,
-                num_rows=rows + chunks,
+                num_rows=rows + num_chunks,
                 padded_tokens=padded[0],
                 padded_rows=padded[1],
                 num_samples=rows,
                 num_decodes=rows,
-                decode_context=int(rng.integers(rows, 1000 * rows)),
-                num_chunks=int(chunks),
+                decode_context=int(rng.integers(rows, 1000 * rows + 1)),
+                num_chunks=num_chunks,
                 chunk_tokens=length,
                 chunk_context=behind + length if chunks else 0,
                 chunk_pairs=behind * length + length * (length + 1) // 2,

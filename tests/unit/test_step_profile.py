@@ -46,7 +46,7 @@ HARDWARE = Hardware(
     platform="gpu",
 )
 TARGET = Target(model=MODEL, hardware=HARDWARE, num_devices=1, kv_cache_dtype="auto", block_size=16)
-SECONDS = Features(0.5, 0.25, 0.125, 64.0, 2.0, 4.0, 8.0)
+SECONDS = Features(0.5, 0.25, 0.125, 64.0, 128.0, 2.0, 4.0, 8.0)
 PROFILE = Profile(
     model=MODEL,
     num_devices=1,
@@ -75,7 +75,7 @@ STEP = StepShape(
     chunk_pairs=20,
 )
 TERMS_OF_STEP = (
-    *(0.5, 7 * 0.25, 3 * 0.125, 1 * 64.0, 10 * 2.0, 6 * 4.0, 20 * 8.0),
+    *(0.5, 7 * 0.25, 3 * 0.125, 1 * 64.0, 128.0, 10 * 2.0, 6 * 4.0, 20 * 8.0),
     16.0 + 3 * 1.0,
 )
 
@@ -97,6 +97,8 @@ def test_a_step_takes_the_terms_of_its_padded_shape(path):
     assert costs.terms == TERMS == (*Features._fields, "host")
     assert costs.of(STEP) == TERMS_OF_STEP
     assert costs.of(STEP._replace(padded_tokens=64)) == (32.0, *TERMS_OF_STEP[1:])
+    of_chunks = dict(zip(TERMS, costs.of(STEP._replace(num_decodes=0)), strict=True))
+    assert of_chunks["decoding"] == 0.0
 
 
 def test_a_profile_without_padding_is_for_every_step():
