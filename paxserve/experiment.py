@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
+from paxserve.clock import VirtualClock
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
