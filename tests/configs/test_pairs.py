@@ -1,4 +1,4 @@
-"""Which choices go together: the table of docs/pairs.md, its errors, and that the rest really runs."""
+"""Which choices go together: docs/pairs.md, its errors, and that the rest really runs."""
 
 import re
 from itertools import combinations
