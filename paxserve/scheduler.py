@@ -153,9 +153,7 @@ class Scheduler:
         and for the same reason, though requests grow and their blocks become known to the cache.
         """
         batch, policies = self.batch, self.policies
-        if plan is None or not plan.columns.are_decodes or plan.entries or step.num_changed:
-            return None
-        if plan.copies or plan.swap_in or plan.swap_out or len(plan.rows) < len(batch.running):
+        if plan is None or not plan.columns.are_decodes or step.num_changed:
             return None
         if len(batch.waiting):
             if policies.admission.displaces_running or batch.waiting.reorders:

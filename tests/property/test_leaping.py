@@ -7,24 +7,38 @@ rows and contexts, so that a step too many or too few shows in every later time.
 
 import dataclasses
 import random
+from dataclasses import dataclass
 
 import pytest
 from axes import combinations, name_of, policies
-from builders import make_intake, make_limits, make_policies, prompt_ids, with_room
+from builders import (
+    make_intake,
+    make_limits,
+    make_policies,
+    prompt_ids,
+    run_to_end,
+    with_room,
+)
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from invariants import check_idle
 
+from paxserve import leaping
 from paxserve.admission import Learning, Reordering
+from paxserve.batching.running_first import RunningFirst
 from paxserve.clock import VirtualClock
 from paxserve.cost_model import Costs
 from paxserve.device.buckets import Exact
 from paxserve.engine import Engine
+from paxserve.events import Kind
 from paxserve.executor.simulated import Simulated
 from paxserve.gate import LearningGate
+from paxserve.gate.watermark import Watermark
 from paxserve.notices import Notices
+from paxserve.prefix_cache.hash_chain import HashChain
 from paxserve.prefix_cache.none import NoCache
 from paxserve.request import Origin
+from paxserve.reservation.on_demand import OnDemand
 from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
 from paxserve.workload import Arrival
@@ -114,7 +128,7 @@ def state_of(engine, said):
     }
 
 
-def both(limits, requests, params=None, **chosen):
+def both(limits, requests, params=None, *, arrivals=None, **chosen):
     """Served with and without leaping: the two states, and how many steps were leapt. Steps that
     were planned both times were planned alike.
     """
@@ -123,7 +137,7 @@ def both(limits, requests, params=None, **chosen):
         said = []
         engine = simulated(limits, said, leaps=leaps, **chosen)
         params = params or SamplingParams(temperature=0.0)
-        assert serve(engine, Listed(arrivals_of(requests)), params) == []
+        assert serve(engine, Listed(arrivals or arrivals_of(requests)), params) == []
         check_idle(engine)
         states.append(state_of(engine, said))
         plans.append(engine.executor.plans)
@@ -199,12 +213,23 @@ def choices(draw):
 
 
 @pytest.mark.parametrize("batching", policies("batching"), ids=name_of)
-@given(chosen=choices(), limits=sizes(), requests=REQUESTS)
+@given(
+    chosen=choices(),
+    limits=sizes(),
+    requests=REQUESTS,
+    most_steps=st.sampled_from([2, 256]),
+    stop_ids=st.lists(st.integers(0, VOCAB_SIZE - 1), max_size=3),
+)
 @settings(max_examples=40, suppress_health_check=[HealthCheck.filter_too_much])
-def test_a_leap_leaves_everything_as_steps_one_by_one_do(batching, chosen, limits, requests):
+def test_a_leap_leaves_everything_as_steps_one_by_one_do(
+    batching, chosen, limits, requests, most_steps, stop_ids
+):
     limits = with_room(chosen["placement"], limits)
     assume(goes_together(limits, chosen | {"batching": batching}))
-    states, num_leapt = both(limits, requests, batching=batching, **chosen)
+    params = SamplingParams(temperature=0.0, stop_token_ids=stop_ids)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(leaping, "MOST_STEPS", most_steps)
+        states, num_leapt = both(limits, requests, params, batching=batching, **chosen)
     assert_same(states)
     event(f"leapt: {num_leapt > 0}")
     event(f"leapt while somebody waited: {num_leapt > 0 and waited(states[0])}")
@@ -232,3 +257,112 @@ def test_where_nobody_learns_most_steps_are_leapt(reservation, placement, prefix
     # A contiguous table that grows is asked for one step after the other.
     expected = 0.0 if placement.contiguous and reservation.grows else 0.5
     assert num_leapt >= expected * len(states[0]["steps"])
+
+
+def test_an_end_token_is_never_leapt_over():
+    requests = [(5, 0, 30, 0.0, "", 0), (6, 0, 30, 0.0, "", 0)]
+    states, _ = both(make_limits(), requests)
+    token = states[0]["requests"][0]["sequences"][0]["token_ids"][-1]
+    params = SamplingParams(temperature=0.0, stop_token_ids=[token])
+    stopped, num_leapt_with_stop = both(make_limits(), requests, params)
+    assert_same(stopped)
+    first, second = (r["sequences"][0]["finish_reason"] for r in stopped[0]["requests"])
+    assert (first, second) == ("stop", "length")
+    assert num_leapt_with_stop > 0
+
+
+def test_log_probabilities_are_asked_for_step_by_step():
+    requests = [(5, 0, 20, 0.0, "", 0)]
+    states, num_leapt = both(make_limits(), requests, SamplingParams(temperature=0.0, logprobs=2))
+    assert_same(states)
+    assert num_leapt == 0
+    assert len(states[0]["requests"][0]["sequences"][0]["logprobs"]) == 20
+
+
+def test_a_warning_is_given_in_the_step_that_it_is_about():
+    """One row; its request fills the pool while another one waits for the row."""
+    limits = make_limits(max_num_seqs=1, num_blocks=10, max_model_len=36)
+    states, num_leapt = both(limits, [(3, 0, 32, 0.0, "", 0), (3, 1, 5, 0.0, "", 0)])
+    assert_same(states)
+    assert num_leapt > 25
+    (warning,) = states[0]["said"]
+    assert "nearly full (KV 100% in blocks, 92% live)" in warning
+
+
+def test_why_the_head_is_held_back_is_said_anew_where_the_numbers_change():
+    """The gate sees fewer free blocks as the running request grows."""
+    limits = make_limits(num_blocks=13)
+    requests = [(4, 0, 24, 0.0, "", 0), (14, 1, 5, 0.0, "", 0)]
+    states, _ = both(limits, requests, gates=(Watermark(share=0.8),))
+    assert_same(states)
+    said = {e.detail for e in states[0]["events"] if e.kind is Kind.HELD_BACK}
+    assert len(said) > 4
+
+
+def test_a_waiting_request_enters_as_soon_as_enough_of_it_is_cached():
+    """Its prompt is what the running request is about to write, and it lacks one block until two of
+    them are found.
+    """
+    limits = make_limits(num_blocks=9, max_model_len=32)
+    alone, _ = both(limits, [(5, 0, 24, 0.0, "", 0)])
+    known = alone[0]["requests"][0]["sequences"][0]["token_ids"]
+    arrivals = [
+        Arrival(request_id=str(i), prompt_token_ids=tuple(ids), max_tokens=num, ignore_eos=True)
+        for i, (ids, num) in enumerate([(known[:5], 24), (known, 3)])
+    ]
+    states, _ = both(limits, (), arrivals=arrivals, prefix_cache=HashChain())
+    assert_same(states)
+    first, second = states[0]["requests"]
+    assert 0 < second["first_scheduled_s"] < first["finished_s"]
+    entered = next(e for e in states[0]["events"] if e.kind is Kind.ENTERED and e.detail)
+    assert (entered.request_id, entered.detail) == ("1", "8 cached")
+
+
+@dataclass(frozen=True)
+class Elders:
+    """Who has produced ten tokens makes way for who has not."""
+
+    displaces_running = True
+
+    def key(self, state, request):
+        return (request.num_output_tokens // 10,)
+
+
+def test_who_will_be_displaced_is_not_leapt_past():
+    limits = make_limits(max_num_seqs=1)
+    requests = [(4, 0, 25, 0.0, "", 0), (4, 1, 25, 0.0, "", 0)]
+    states, _ = both(limits, requests, admission=Elders())
+    assert_same(states)
+    assert [r["num_preemptions"] for r in states[0]["requests"]] == [1, 1]
+
+
+@dataclass(frozen=True)
+class Undeclared(RunningFirst):
+    """Says nothing of what its proposals depend on."""
+
+    is_steady = False
+
+
+@dataclass(frozen=True)
+class Generous(OnDemand):
+    """Promises a block more than is needed."""
+
+    is_exact = False
+
+    def num_tokens(self, request, *, num_needed, limits):
+        return num_needed + limits.block_size
+
+
+@pytest.mark.parametrize("chosen", [{"batching": Undeclared()}, {"reservation": Generous()}])
+def test_policies_that_declare_nothing_are_asked_in_every_step(chosen):
+    states, num_leapt = both(make_limits(), [(4, 0, 20, 0.0, "", 0)], **chosen)
+    assert_same(states)
+    assert num_leapt == 0
+
+
+def test_a_caller_that_looks_on_sees_every_step():
+    said = []
+    engine = simulated(make_limits(), said, leaps=True)
+    engine.submit({"prompt_token_ids": [1, 2, 3]}, SamplingParams(temperature=0.0, max_tokens=20))
+    assert run_to_end(engine) == 21
+    assert engine.num_leapt_steps == 0
