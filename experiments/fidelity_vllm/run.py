@@ -33,6 +33,7 @@ from paxserve.terminal import Terminal
 HERE = Path(__file__).parent
 FACTORS = HERE / "factors.json"
 HALVES = {"0-149, fitted": FITTED, "150-299, scored": SCORED}
+CARRIED = {"0-149": FITTED, "150-299": SCORED}  # of a card to which nothing was fitted
 
 
 def main() -> None:
@@ -61,7 +62,8 @@ def main() -> None:
             [(card.name, measured[card.folder], simulated[card.folder]) for card in CARDS]
         ),
         "carried": scores_table(
-            [(name, measured[other.folder], served) for name, served in carried.items()]
+            [(name, measured[other.folder], served) for name, served in carried.items()],
+            halves=CARRIED,
         ),
     }
     for name, part in parts.items():
@@ -93,13 +95,15 @@ def factors_table(factors: Mapping[str, Factors]) -> str:
     return table(header, rows)
 
 
-def scores_table(runs: Sequence[tuple[str, Served, Served]]) -> str:
+def scores_table(
+    runs: Sequence[tuple[str, Served, Served]], *, halves: Mapping[str, slice] = HALVES
+) -> str:
     """A row per figure and half of the requests."""
     header = ("run", "requests", "figure", "measured", "simulated", "error", "allowed", "holds")
     rows = [
         (name, half, one.figure, one.measured, one.simulated, *_verdict(one))
         for name, measured, simulated in runs
-        for half, requests in HALVES.items()
+        for half, requests in halves.items()
         for one in score(measured, simulated, requests)
     ]
     return table(header, rows, digits=4)
