@@ -35,16 +35,22 @@ def stacked(
 
 
 def grouped(
-    groups: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]], *, unit: str
+    groups: Sequence[tuple[str, Mapping[str, Mapping[str, float]]]],
+    *,
+    unit: str,
+    columns: int = 2,
+    is_logarithmic: bool = False,
 ) -> Picture:
     """A panel per group: its title, and per series the values by name."""
-    picture, axes = panels([3.2], columns=len(groups), width=style.WIDTH)
+    picture, axes = panels([3.0] * -(-len(groups) // columns), columns=columns)
     names: list[str] = []
-    for axis, (heading, series) in zip(axes, groups, strict=True):
+    for axis, (heading, series) in zip(axes, groups, strict=False):
         names = list(dict.fromkeys([*names, *series]))
         _draw_group(axis, series, names)
         title(axis, heading)
         axis.set_ylabel(unit)
+        if is_logarithmic:
+            axis.set_yscale("log")
     colours = style.series_colours(len(names))
     handles = [Patch(color=c, label=name) for c, name in zip(colours, names, strict=True)]
     legend_below(picture, handles, columns=4)
