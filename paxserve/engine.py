@@ -118,7 +118,6 @@ class Engine:
         self.scheduler.add(request, now_s=now_s)
         if self.folded is None:
             self._requests.append(request)
-        self._texts.open(request)
         return request
 
     @property

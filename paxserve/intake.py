@@ -43,6 +43,9 @@ def text_of(prompt: Prompt) -> str | None:
     return prompt if isinstance(prompt, str) else None
 
 
+_NONE: frozenset[int] = frozenset()  # shared by all that have no end token
+
+
 class InvalidRequest(ValueError):
     """The request cannot be served; nothing else is affected."""
 
@@ -123,7 +126,7 @@ class Intake:
             params=params,
             sampling=sampling,
             max_known_tokens=length,
-            stop_ids=frozenset(stop_ids),
+            stop_ids=frozenset(stop_ids) if stop_ids else _NONE,
             sequences=tuple(
                 [
                     TokenSequence(

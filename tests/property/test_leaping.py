@@ -11,94 +11,27 @@ from dataclasses import dataclass
 
 import pytest
 from axes import combinations, name_of, policies
-from builders import (
-    make_intake,
-    make_limits,
-    make_policies,
-    prompt_ids,
-    run_to_end,
-    with_room,
-)
+from builders import make_limits, make_policies, run_to_end, with_room
 from hypothesis import HealthCheck, assume, event, given, settings
 from hypothesis import strategies as st
 from invariants import check_idle
+from simulated_runs import VOCAB_SIZE, arrival, arrivals_of, simulated
 
 from paxserve import leaping
 from paxserve.admission import Learning, Reordering
 from paxserve.batching.running_first import RunningFirst
-from paxserve.clock import VirtualClock
-from paxserve.cost_model import Costs
-from paxserve.device.buckets import Exact
-from paxserve.engine import Engine
 from paxserve.events import Kind
-from paxserve.executor.simulated import Simulated
 from paxserve.gate import LearningGate
 from paxserve.gate.watermark import Watermark
-from paxserve.notices import Notices
 from paxserve.prefix_cache.hash_chain import HashChain
 from paxserve.prefix_cache.none import NoCache
-from paxserve.request import Origin
 from paxserve.reservation.on_demand import OnDemand
 from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
-from paxserve.workload import Arrival
 from paxserve.workload.sources.listed import Listed
 
-MAX_MODEL_LEN, VOCAB_SIZE = 48, 40
+MAX_MODEL_LEN = 48
 AXES = ("admission", "reservation", "placement", "prefix_cache", "eviction", "victim", "preemption")
-
-
-def costs():
-    """A base, and some for each row and each token of context; none is a round number."""
-    return Costs(
-        ("base", "rows", "context"),
-        lambda shape: (0.1, 0.003 * shape.num_rows, 0.0007 * shape.decode_context),
-    )
-
-
-class Recorded(Simulated):
-    """Keeps its plans, by step."""
-
-    def __init__(self, **options):
-        super().__init__(**options)
-        self.plans = {}
-
-    def submit(self, plan):
-        self.plans[plan.step_id] = plan
-        super().submit(plan)
-
-
-def simulated(limits, said, *, leaps, cost_model=costs, **chosen):
-    return Engine(
-        limits=limits,
-        policies=make_policies(**chosen),
-        executor=Recorded(
-            limits=limits,
-            vocab_size=VOCAB_SIZE,
-            costs=cost_model(),
-            bytes_per_block=7,
-            buckets=Exact(),
-            leaps=leaps,
-        ),
-        clock=VirtualClock(),
-        intake=make_intake(limits, vocab_size=VOCAB_SIZE),
-        notices=Notices(status=None, warn=said.append),
-    )
-
-
-def arrivals_of(requests):
-    """Of (prompt tokens, salt, output tokens, pause before it, client, priority)."""
-    arrival_s = 0.0
-    for number, (length, salt, output, pause_s, client, priority) in enumerate(requests):
-        arrival_s += pause_s
-        yield Arrival(
-            request_id=str(number),
-            arrival_s=arrival_s,
-            prompt_token_ids=tuple(t % VOCAB_SIZE for t in prompt_ids(length, salt)),
-            max_tokens=output,
-            ignore_eos=True,
-            origin=Origin(client=client, priority=priority, num_true_output_tokens=output),
-        )
 
 
 def state_of(engine, said):
@@ -306,10 +239,7 @@ def test_a_waiting_request_enters_as_soon_as_enough_of_it_is_cached():
     limits = make_limits(num_blocks=9, max_model_len=32)
     alone, _ = both(limits, [(5, 0, 24, 0.0, "", 0)])
     known = alone[0]["requests"][0]["sequences"][0]["token_ids"]
-    arrivals = [
-        Arrival(request_id=str(i), prompt_token_ids=tuple(ids), max_tokens=num, ignore_eos=True)
-        for i, (ids, num) in enumerate([(known[:5], 24), (known, 3)])
-    ]
+    arrivals = [arrival(0, known[:5], 24), arrival(1, known, 3)]
     states, _ = both(limits, (), arrivals=arrivals, prefix_cache=HashChain())
     assert_same(states)
     first, second = states[0]["requests"]

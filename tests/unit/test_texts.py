@@ -13,7 +13,6 @@ def opened(tokenizer=TOKENIZER, **params):
     intake = make_intake(tokenizer=TOKENIZER)
     request = intake.make({"prompt_token_ids": [A]}, greedy(**params), arrival_s=0.0)
     texts = Texts(tokenizer)
-    texts.open(request)
     return texts, request
 
 
@@ -124,6 +123,5 @@ def test_requests_with_one_id_in_turn_keep_their_own_texts():
     end(first)
     second = make_intake().make({"prompt_token_ids": [A]}, greedy(), arrival_s=0.0)
     assert second.request_id == first.request_id
-    texts.open(second)
     grow(texts, second, B)
     assert (texts.text(first.sequence), texts.text(second.sequence)) == ("a", "b")
