@@ -66,14 +66,14 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
         errors={},
     )
     found = {
-        "fitted": _errors(profile, shapes[:number], seconds[:number]),
-        "held_out": _errors(profile, shapes[number:], seconds[number:]),
-        "served": _errors(profile, served.shapes, served.durations_s),
+        "fitted": errors_of(profile, shapes[:number], seconds[:number]),
+        "held_out": errors_of(profile, shapes[number:], seconds[number:]),
+        "served": errors_of(profile, served.shapes, served.durations_s),
     }
     return replace(profile, errors=found)
 
 
-def _errors(profile: Profile, shapes: Sequence[StepShape], seconds: Sequence[float]) -> Errors:
+def errors_of(profile: Profile, shapes: Sequence[StepShape], seconds: Sequence[float]) -> Errors:
     """Of the steps themselves: what the host takes between two is no part of what they report."""
     of = profile.costs().of
     terms = [dict(zip(TERMS, of(shape), strict=True)) | {"host": 0.0} for shape in shapes]

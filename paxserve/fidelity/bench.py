@@ -139,9 +139,8 @@ class Bench:
     def _serve(self, executor: Executor, clock: Clock, source: Source | None) -> Run:
         made = replace(self.prepared.made, engine=self._engine(executor, clock))
         source = self.prepared.open_source() if source is None else source
-        return serve_prepared(
-            replace(self.prepared, made=made, source=source), self.say, self.progress
-        )
+        prepared = replace(self.prepared, made=made, source=source)
+        return serve_prepared(prepared, _quiet, self.progress)  # each would tell of its warm-up
 
     def _engine(self, executor: Executor, clock: Clock) -> Engine:
         return Engine(
@@ -162,6 +161,10 @@ class Bench:
             tokenizer=made.tokenizer,
             seed=self.seed,
         )
+
+
+def _quiet(message: str) -> None:
+    """Nobody is told."""
 
 
 def _target(config: Mapping[str, Any], choices: Mapping[str, str], prepared: Prepared) -> Target:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import pytest
 
+from paxserve.calibrate.profiling import errors_of
 from paxserve.cost_model import Target
 from paxserve.cost_model.fitted import Fitted
 from paxserve.hardware import Hardware
@@ -105,6 +106,14 @@ def test_a_profile_without_padding_is_for_every_step():
     costs = replace(PROFILE, regimes=(Regime(None, None, SECONDS),)).costs()
     for padded in (7, 8, 1000):
         assert costs.of(STEP._replace(padded_tokens=padded)) == TERMS_OF_STEP
+
+
+def test_what_the_host_takes_is_no_part_of_a_step_s_own_time():
+    alone_s = sum(TERMS_OF_STEP[:-1])
+    found = errors_of(PROFILE, [STEP, STEP], [alone_s, 2 * alone_s])
+    assert found.num_steps == 2
+    assert found.median_absolute == pytest.approx(0.25)
+    assert found.summed_bias == pytest.approx(2 / 3 - 1)
 
 
 @pytest.mark.parametrize(

@@ -5,55 +5,17 @@ import json
 import pyarrow.parquet as pq
 import pytest
 from builders import Dictated, make_limits, make_request
-from real_builders import keep_compiled_programs, loaded
+from fidelity_builders import CASES, POISSON, SIZES, make_bench
+from real_builders import loaded
 
 from paxserve.cost_model import Costs
 from paxserve.device.buckets import Buckets
 from paxserve.executor.simulated import Simulated
-from paxserve.fidelity.bench import Bench
 from paxserve.fidelity.comparing import EQUAL, figure_errors, likeness
 from paxserve.fidelity.retold import Retold
-from paxserve.hydra_config import compose_config
 from paxserve.results import write_results
 from paxserve.step import BlockCopy, StepPlan
 
-SIZES = (
-    "hardware=host-cpu",
-    "limits.max_num_seqs=4",
-    "limits.max_model_len=128",
-    "limits.max_num_batched_tokens=64",
-    "limits.row_buckets=[4]",
-    "limits.token_buckets=[64]",
-)
-TINY = (
-    *SIZES,
-    "model=tiny",
-    "workload=synthetic",
-    "workload.num_requests=24",
-    "workload/lengths=uniform",
-    "workload.lengths.min_input_tokens=3",
-    "workload.lengths.max_input_tokens=24",
-    "workload.lengths.min_output_tokens=2",
-    "workload.lengths.max_output_tokens=16",
-)
-POISSON = (*TINY, "workload.arrivals.rate=200")
-PREEMPTED = (*POISSON, "limits.preempt_every_steps=5")
-CASES = {
-    "poisson": POISSON,
-    "closed_loop": (*TINY, "workload/arrivals=closed_loop", "workload.arrivals.num_users=5"),
-    "conversations": (
-        *(*TINY, "workload/arrivals=closed_loop", "workload.arrivals.num_users=3"),
-        *("workload/content=multi_turn", "workload.content.num_turns=3"),
-        *("workload.content.think_s=0.01", "prefix_cache=hash_chain"),
-    ),
-    "preempted": PREEMPTED,
-    "swapped": (*PREEMPTED, "preemption=swap", "limits.num_host_blocks_override=12"),
-    "short_of_memory": (
-        *(*POISSON, "batching=running_first", "gate=[reserve_full_prompt]"),
-        *("prefix_cache=hash_chain", "limits.num_blocks_override=7"),
-    ),
-    "samples": (*POISSON, "sampling=random", "sampling.n=2"),
-}
 HAPPENS = {
     "conversations": ("prefix_hit_tokens",),
     "preempted": ("num_preemptions",),
@@ -61,13 +23,6 @@ HAPPENS = {
     "short_of_memory": ("num_preemptions", "evicted_blocks"),
     "samples": ("copied_blocks",),
 }
-
-
-def make_bench(overrides):
-    keep_compiled_programs()
-    config, choices, explicit = compose_config(overrides)
-    quiet = {"say": lambda message: None, "progress": lambda *_: None}
-    return Bench.made(config, choices=choices, explicit=explicit, **quiet)
 
 
 @pytest.mark.parametrize("case", CASES)
@@ -82,6 +37,9 @@ def test_recorded_step_times_give_every_decision_and_every_figure(case):
     assert found.worst_error <= EQUAL, found.worst_figure
     assert found.is_equal
     assert told.engine.clock.num_told == len(real.engine.clock.readings_s)
+    steps = real.engine.steps
+    ends_s = [step.start_s + step.duration_s for step in steps]
+    assert all(end_s < step.start_s for end_s, step in zip(ends_s, steps[1:], strict=False))
     for figure in HAPPENS.get(case, ()):
         assert real.summary[figure] > 0, figure
     outputs = [[run.engine.output(r).outputs for r in run.engine.requests] for run in (real, told)]
