@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from paxserve.assemble import real_engine, scripted_engine, simulated_engine
 from paxserve.compose import load
+from paxserve.cost_model import CostModel
 from paxserve.engine import Engine
 from paxserve.folded import FoldedRequests
 from paxserve.hardware import Hardware
@@ -143,12 +144,10 @@ def _simulated(asked: _Asked) -> Made:
     buckets = () if pads else ("row_buckets", "token_buckets")
     settings = asked.settings(unread=(*asked.fixed_pool, *buckets))
     model = dimensions(knobs)
-    knobs.used("hardware")
-    knobs.used("cost_model")
     engine = simulated_engine(
         model=model,
         hardware=hardware(knobs),
-        cost_model=load("cost_model", asked.choices["cost_model"], knobs.plain("cost_model")),
+        cost_model=cost_model(knobs, asked.choices["cost_model"]),
         settings=settings,
         policies=asked.policies,
         pads=pads,
@@ -207,7 +206,19 @@ def hardware(knobs: Knobs) -> Hardware:
     Raises:
         ValueError: a number that no device can have.
     """
+    knobs.used("hardware")
     return _made(Hardware, "hardware", knobs.plain("hardware"))
+
+
+def cost_model(knobs: Knobs, name: str) -> CostModel:
+    """The cost model that was chosen.
+
+    Raises:
+        ValueError: there is none of that name, or a setting that it does not have.
+    """
+    knobs.used("cost_model")
+    made: CostModel = load("cost_model", name, knobs.plain("cost_model"))
+    return made
 
 
 def _name(section: Mapping[str, Any]) -> str:

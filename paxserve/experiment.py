@@ -7,6 +7,7 @@ settings and the choices made per group. Out: a `Run`. Must not know: Hydra, fil
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paxserve.clock import VirtualClock
@@ -21,7 +22,9 @@ from paxserve.pack import variant_of
 from paxserve.policies import Policies
 from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
+from paxserve.service_level import RequestBounds
 from paxserve.settings import Knobs, from_section
+from paxserve.tracking import Tracking
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
@@ -35,11 +38,16 @@ class ServingFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A run before its first request: everything is built and checked, nothing is warmed up."""
+    """A run before its first request: everything is built and checked, nothing is warmed up.
+
+    `open_source` opens the workload once more: the same arrivals, none of them taken.
+    """
 
     made: Made
     source: Source
     params: SamplingParams
+    bounds: RequestBounds
+    open_source: Callable[[], Source]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +75,7 @@ def run(
     progress: Progress,
     policies: Mapping[str, object] | None = None,
     workload: Workload | None = None,
+    tracking: Tracking | None = None,
 ) -> Run:
     """Run one experiment.
 
@@ -79,6 +88,7 @@ def run(
         progress: called with (what, done, total).
         policies: axis -> a policy object, in place of what was chosen for that axis.
         workload: in place of the one that was chosen.
+        tracking: whom to tell how it goes.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -90,7 +100,7 @@ def run(
         config, choices=choices, explicit=explicit, say=say, policies=policies, workload=workload
     )
     try:
-        return _serve(prepared, say, progress)
+        return serve_prepared(prepared, say, progress, tracking)
     except Exception as error:
         raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
 
@@ -112,6 +122,7 @@ def prepare(
     logs_blocks = config.get("record_blocks", False)
     if not isinstance(logs_blocks, bool):
         raise ValueError(f"record_blocks must be true or false, got {logs_blocks!r}")
+    bounds = from_section(RequestBounds, knobs.section("goodput"))
     record = config.get("record", "full")
     if record not in RECORDS:
         raise ValueError(f"record must be one of {', '.join(RECORDS)}, got {record!r}")
@@ -139,12 +150,20 @@ def prepare(
     knobs.check_all_read()
     tokenizer = made.tokenizer
     vocabulary = Vocabulary(made.vocab_size, None if tokenizer is None else tokenizer.encode)
+    open_source = partial(workload.open, seed=seed, vocabulary=vocabulary)
     return Prepared(
-        made=made, source=workload.open(seed=seed, vocabulary=vocabulary), params=params
+        made=made,
+        source=open_source(),
+        params=params,
+        bounds=bounds,
+        open_source=open_source,
     )
 
 
-def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
+def serve_prepared(
+    prepared: Prepared, say: Say, progress: Progress, tracking: Tracking | None = None
+) -> Run:
+    """Warm up, serve all that comes, measure."""
     engine, source = prepared.made.engine, prepared.source
     warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
@@ -158,7 +177,12 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
 
     started_s = time.perf_counter()
     refused = serve(
-        engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
+        engine,
+        source,
+        prepared.params,
+        tokenizer=prepared.made.tokenizer,
+        on_ended=on_ended,
+        on_step=None if tracking is None else lambda: tracking.after_step(engine, ended),
     )
     if isinstance(engine.clock, VirtualClock):
         say(cost_line(engine, time.perf_counter() - started_s))
@@ -166,7 +190,10 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
     folded = engine.folded
     requests = request_columns(engine.requests) if folded is None else folded.columns()
     summary = summarize_columns(requests, engine.steps, engine.ledger.columns())
+    duration_s = float(summary["duration"] or 0)
+    num_sent = len(requests.gaps_s) + len(refused)
     extra: Summary = {
+        **prepared.bounds.goodput(requests.fields, num_sent=num_sent, duration_s=duration_s),
         "num_refused": len(refused),
         "warm_up_s": warm_up_s,
         "num_executables": num_executables,
@@ -236,7 +263,7 @@ def warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple
     """Build what requests with these settings need; returns the seconds it took and how many
     executables there are.
     """
-    if isinstance(engine.clock, VirtualClock):
+    if not hasattr(engine.executor, "warm_up"):
         return 0.0, 0
     from paxserve.executor.real import Real
 

@@ -7,7 +7,6 @@ not know: engines, files.
 Prompts and outputs are gone, so such a run cannot be replayed, nor its tokens compared.
 """
 
-import numpy as np
 import pyarrow as pa
 
 from paxserve.histogram import LogHistogram
@@ -21,7 +20,7 @@ from paxserve.metrics import (
     scalars_of,
 )
 from paxserve.request import Request
-from paxserve.tables import GrowingTable, schema_of
+from paxserve.tables import GrowingTable, numpy_column, schema_of
 
 MOST_ERRORS = 10
 _SCALARS = tuple(name for name in RequestRecord._fields if name not in LISTS)
@@ -56,16 +55,10 @@ class FoldedRequests:
         """What a summary needs."""
         table = self._in_order()
         return RequestColumns(
-            fields={name: _numpy(table[name]) for name in SUMMED},
-            gaps_s=_numpy(table["gaps_s"]),
+            fields={name: numpy_column(table[name]) for name in SUMMED},
+            gaps_s=numpy_column(table["gaps_s"]),
             itl=self._itl,
         )
 
     def _in_order(self) -> pa.Table:
         return self._rows.table().sort_by("arrival_seq")
-
-
-def _numpy(column: pa.ChunkedArray) -> np.ndarray:
-    """Numbers as f64, NaN where there is none; texts as objects."""
-    values: np.ndarray = column.to_numpy()
-    return values if values.dtype == object else values.astype(np.float64)

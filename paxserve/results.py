@@ -17,6 +17,8 @@ know: how to run anything.
 | config.yaml | run: as asked for: the choices made and every setting |
 | engine.json | run: as applied: limits, buckets, kernel and policies, read back from the engine |
 | env.json | run: commit, versions, device |
+| error.txt | run that failed: what went wrong, with its traceback |
+| log.txt | cell of a sweep: what it printed |
 
 Under `record=compact` there are no decisions, arrivals and outputs, and requests.parquet has no
 gaps between tokens and no tokens.
@@ -43,6 +45,7 @@ from paxserve.block_log import BlockChange
 from paxserve.engine import Engine
 from paxserve.events import Event
 from paxserve.experiment import Run
+from paxserve.files import write_text
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord, request_record
 from paxserve.outputs import CompletionOutput, RequestOutput
@@ -52,6 +55,7 @@ from paxserve.tables import batches_of, schema_of, write_batches
 
 MARKER = "complete"
 FAILURE = "error.txt"
+LOG = "log.txt"  # of a cell of a sweep: what it printed
 _PACKAGES = ("paxserve", "jax", "jaxlib", "flax", "numpy")
 
 
@@ -64,13 +68,19 @@ def new_run_dir(wanted: str | None, *, under: Path = Path("runs")) -> Path:
     Raises:
         ValueError: it holds something already, other than the note of a run that failed.
     """
-    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-    path = under / name if wanted is None else Path(wanted)
-    if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - {FAILURE}):
+    path = new_run_path(wanted, under=under)
+    notes = {FAILURE, LOG}
+    if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - notes):
         raise ValueError(f"run_dir={path} is not empty: choose another, or remove it first")
     path.mkdir(parents=True, exist_ok=True)
     (path / FAILURE).unlink(missing_ok=True)
     return path
+
+
+def new_run_path(wanted: str | None, *, under: Path = Path("runs")) -> Path:
+    """The path alone; see `new_run_dir`."""
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+    return under / name if wanted is None else Path(wanted)
 
 
 def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
@@ -136,16 +146,6 @@ def write_table(path: Path, record: type, rows: list[dict[str, Any]]) -> None:
     """A Parquet file whose schema is the record's fields, whatever the rows hold."""
     schema = schema_of(record)
     write_batches(path, schema, pa.Table.from_pylist(rows, schema=schema).to_batches())
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all: a temporary name, flushed to disk, renamed."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
 
 
 def _output_line(output: RequestOutput) -> dict[str, Any]:

@@ -19,6 +19,7 @@ from paxserve.sampling_params import SamplingParams
 from paxserve.workload import Arrival, Source
 
 type OnEnded = Callable[[int], None]
+type OnStep = Callable[[], None]
 
 
 def serve(
@@ -28,6 +29,7 @@ def serve(
     *,
     tokenizer: Tokenizer | None = None,
     on_ended: OnEnded | None = None,
+    on_step: OnStep | None = None,
 ) -> list[tuple[Arrival, InvalidRequest]]:
     """Run a workload to its end.
 
@@ -37,6 +39,7 @@ def serve(
         params: for all; an arrival's own `max_tokens`, `ignore_eos` and `seed` win.
         tokenizer: for arrivals that are conversations.
         on_ended: called with the number of requests that ended in a step.
+        on_step: called after each step.
 
     Returns:
         The arrivals that were refused, and why. The others go on.
@@ -61,6 +64,8 @@ def serve(
                     request.request_id, _end_s(request) - start_s, tuple(request.output_token_ids)
                 )
             _report(on_ended, len(ended))
+            if on_step is not None:
+                on_step()
         else:
             assert next_s is not None
             engine.clock.wait_until(start_s + next_s)

@@ -38,12 +38,33 @@ def decodes(num_rows: int, context: int) -> StepShape:
     return StepShape(num_rows, num_rows, num_rows, num_rows, num_rows, num_rows, context)
 
 
+def chunk(first: int, num_tokens: int, *, samples: bool) -> StepShape:
+    """A step of a piece of a prompt, behind `first` tokens; a piece of one token is a decode."""
+    if num_tokens == 1:
+        return decodes(1, first + 1)._replace(num_samples=int(samples))
+    return StepShape(
+        num_tokens=num_tokens,
+        num_rows=1,
+        padded_tokens=num_tokens,
+        padded_rows=1,
+        num_samples=int(samples),
+        num_decodes=0,
+        decode_context=0,
+        num_chunks=1,
+        chunk_tokens=num_tokens,
+        chunk_context=first + num_tokens,
+        chunk_pairs=first * num_tokens + num_tokens * (num_tokens + 1) // 2,
+    )
+
+
 def prompt(num_tokens: int) -> StepShape:
     """A step of one whole prompt."""
-    pairs = num_tokens * (num_tokens + 1) // 2
-    return StepShape(
-        num_tokens, 1, num_tokens, 1, 1, 0, 0, 1, num_tokens, num_tokens, pairs
-    )  # fmt: skip
+    return chunk(0, num_tokens, samples=True)
+
+
+def together(*shapes: StepShape) -> StepShape:
+    """One step of all these rows."""
+    return StepShape(*[sum(counts) for counts in zip(*shapes, strict=True)])
 
 
 def shape_of(

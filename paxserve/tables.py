@@ -4,14 +4,16 @@ Owns: the schema of a record type, and that no more than a chunk is ever held as
 NamedTuples. Out: record batches, files. Must not know: what the records mean.
 """
 
-import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import batched
 from pathlib import Path
 from typing import Any, get_args, get_origin, get_type_hints
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from paxserve.files import whole
 
 CHUNK = 4096  # records
 
@@ -58,14 +60,16 @@ class GrowingTable:
 
 
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
-    """Whole or not at all: a temporary name, flushed to disk, renamed."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    with pq.ParquetWriter(temporary, schema) as writer:
+    """A Parquet file of these batches, whole or not there."""
+    with whole(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
         for batch in batches:
             writer.write_batch(batch)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
+
+
+def numpy_column(column: pa.ChunkedArray) -> np.ndarray:
+    """Numbers as f64, NaN where there is none; texts as objects."""
+    values: np.ndarray = column.to_numpy()
+    return values if values.dtype == object else values.astype(np.float64)
 
 
 def _arrow_type(hint: Any) -> pa.DataType:

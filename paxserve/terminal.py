@@ -18,8 +18,8 @@ class Terminal:
         self._bar: tqdm | None = None
         self._what = ""
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` of `what`."""
+    def progress(self, what: str, done: int, total: int, *, note: str = "") -> None:
+        """`done` of `total` of `what`, and a word beside the bar."""
         if self._bar is None or what != self._what:
             self.close()
             self._what = what
@@ -32,6 +32,8 @@ class Terminal:
                 file=sys.stderr,
             )
         self._bar.total = total
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self.close()

@@ -50,7 +50,7 @@ class LongestPrefixHit:
 
 def _shares(request: Request, ahead: Request, num_tokens: int) -> bool:
     """Whether the first `num_tokens` are the same; the last one is looked at first."""
-    a, b = request.sequence.token_ids, ahead.sequence.token_ids
+    a, b = request.trunk.token_ids, ahead.trunk.token_ids
     return (
         min(request.num_prompt_tokens, ahead.num_prompt_tokens) >= num_tokens
         and a[num_tokens - 1] == b[num_tokens - 1]

@@ -2,7 +2,7 @@
 
 A `Row` is what a paper states, a `Claim` what came out beside it. Nothing here is a constant that
 stands for a result: every measured figure comes from an engine that served requests, or (D) from
-the functions that size its pool. The rows that need a hardware model are not here.
+the plan of one.
 
 | file | rows |
 |---|---|
@@ -14,7 +14,7 @@ the functions that size its pool. The rows that need a hardware model are not he
 | `preemption.py` | B10 |
 | `sharing.py` | C1-C3 |
 | `beams.py` | C4 |
-| `sizing.py` | D1-D3 |
+| `sizing.py` | D1-D5 |
 | `paging.py` | E2 (E1 is a part of `make bench`) |
 """
 

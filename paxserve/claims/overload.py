@@ -23,10 +23,10 @@ _WARM_UP_STEPS = 1024
 _SEED = 1
 # The paper's figures imply 757 tokens per running request, weighted by how long it runs; the file
 # at hand, with the paper's filter and means, gives 654.
-_HEAVIER = 1.15
+HEAVIER = 1.15
 
 
-class _System(NamedTuple):
+class System(NamedTuple):
     """Its config under `configs/baseline/`, its blocks, and requests (full, fast, and for heavier
     ones): as many as keep the queue full for about as many steps.
     """
@@ -37,31 +37,31 @@ class _System(NamedTuple):
     num_heavier: int
 
 
-_SYSTEMS = {
-    "Orca Max": _System("orca_max", 1, (800, 150), 100),
-    "Orca Pow2": _System("orca_pow2", 1, (1100, 450), 200),
-    "Orca Oracle": _System("orca_oracle", 1, (1500, 400), 250),
-    "paged": _System("vllm_v0", 16, (3500, 800), 800),
+SYSTEMS = {
+    "Orca Max": System("orca_max", 1, (800, 150), 100),
+    "Orca Pow2": System("orca_pow2", 1, (1100, 450), 200),
+    "Orca Oracle": System("orca_oracle", 1, (1500, 400), 250),
+    "paged": System("vllm_v0", 16, (3500, 800), 800),
 }
 
-_BARS = {
+BARS = {
     "Orca Max": [20.4, 13.3, 57.3, 8.9],
     "Orca Pow2": [26.8, 17.9, 13.6, 41.6],
     "Orca Oracle": [38.2, 25.2, 0.0, 36.6],
     "paged": [96.3],
 }
-_BATCH_SIZES = {"Orca Max": 7.0, "Orca Pow2": 9.81, "Orca Oracle": 13.62, "paged": 30.42}
+BATCH_SIZES = {"Orca Max": 7.0, "Orca Pow2": 9.81, "Orca Oracle": 13.62, "paged": 30.42}
 
 B5 = Row(
     "B5",
     "KV use at overload, OPT-13B, ShareGPT, % (token states / reservation / internal / external)",
-    _BARS,
+    BARS,
     "each within 6 points, order of token states kept",
 )
 B6 = Row(
     "B6",
     "Mean number of batched requests, OPT-13B, ShareGPT",
-    _BATCH_SIZES,
+    BATCH_SIZES,
     "20 %",
 )
 B7 = Row(
@@ -90,19 +90,19 @@ class Use(NamedTuple):
 def overload(scale: Scale) -> Iterator[Claim]:
     """B5 to B7, from one run of each system; and once more, briefly, with heavier requests."""
     path = scale.trace("nanoflow/sharegpt.csv")
-    numbers = {name: scale.of(*system.num_requests) for name, system in _SYSTEMS.items()}
-    heavier_numbers = {name: system.num_heavier for name, system in _SYSTEMS.items()}
-    uses = _uses(path, numbers, factor=1.0)
-    heavier = _uses(path, heavier_numbers, factor=_HEAVIER)
+    numbers = {name: scale.of(*system.num_requests) for name, system in SYSTEMS.items()}
+    heavier_numbers = {name: system.num_heavier for name, system in SYSTEMS.items()}
+    uses = uses_of(path, numbers, factor=1.0)
+    heavier = uses_of(path, heavier_numbers, factor=HEAVIER)
     yield _bars(uses, numbers)
     yield _batch_sizes(uses, heavier)
     yield _waste(uses, heavier)
 
 
-def _uses(path: str, numbers: Mapping[str, int], *, factor: float) -> dict[str, Use]:
-    """One run of each system, with the first of the same requests."""
+def uses_of(path: str, numbers: Mapping[str, int], *, factor: float) -> dict[str, Use]:
+    """One run of each system, with the first of the same requests; their lengths times `factor`."""
     lengths = _sharegpt_lengths(path, max(numbers.values()), factor=factor)
-    return {name: _use(system, lengths[: numbers[name]]) for name, system in _SYSTEMS.items()}
+    return {name: _use(system, lengths[: numbers[name]]) for name, system in SYSTEMS.items()}
 
 
 def _sharegpt_lengths(path: str, number: int, *, factor: float) -> list[Length]:
@@ -111,7 +111,7 @@ def _sharegpt_lengths(path: str, number: int, *, factor: float) -> list[Length]:
     return source.draw(number, stream(_SEED, Stream.LENGTHS))
 
 
-def _use(system: _System, lengths: Sequence[Length]) -> Use:
+def _use(system: System, lengths: Sequence[Length]) -> Use:
     limits = make_limits(
         max_num_seqs=256,
         block_size=system.block_size,
@@ -138,7 +138,7 @@ def _use(system: _System, lengths: Sequence[Length]) -> Use:
 def _bars(uses: Mapping[str, Use], numbers: Mapping[str, int]) -> Claim:
     measured = {name: [round(value, 1) for value in use[:4]] for name, use in uses.items()}
     is_near = [
-        np.abs(np.array(measured[name])[: len(bar)] - bar).max() <= 6 for name, bar in _BARS.items()
+        np.abs(np.array(measured[name])[: len(bar)] - bar).max() <= 6 for name, bar in BARS.items()
     ]
     live = [use.live for use in uses.values()]
     sizes = [
@@ -152,14 +152,14 @@ def _batch_sizes(uses: Mapping[str, Use], heavier: Mapping[str, Use]) -> Claim:
     def is_near(found: Mapping[str, Use]) -> bool:
         return all(
             within(found[name].num_running, stated, share=0.2)
-            for name, stated in _BATCH_SIZES.items()
+            for name, stated in BATCH_SIZES.items()
         )
 
     implied, ours = NUM_SLOTS * 0.963 / 30.42, _tokens_held(uses["paged"])
     note = (
         f"a running request holds {ours:.0f} tokens in the paged run, {implied:.0f} in the paper "
         f"(96.3 % of the slots over 30.42 requests): its sample of ShareGPT is heavier. With "
-        f"lengths {_HEAVIER} times as long: "
+        f"lengths {HEAVIER} times as long: "
         + ", ".join(f"{name} {use.num_running:.2f}" for name, use in heavier.items())
         + f", which {'holds' if is_near(heavier) else 'does not hold'}"
     )
@@ -172,7 +172,7 @@ def _waste(uses: Mapping[str, Use], heavier: Mapping[str, Use]) -> Claim:
     note = (
         "waste is all that holds no token state (the printed figures give 79.6, 73.2, 61.8 and "
         "3.7 %, 4.35 and 3.10 times). Lighter requests fill less of a reservation of a fixed "
-        f"length, and more of them fit in blocks; with lengths {_HEAVIER} times as long (see B6): "
+        f"length, and more of them fit in blocks; with lengths {HEAVIER} times as long (see B6): "
         f"{as_if}, which {'holds' if as_if.is_as_stated else 'does not hold'}"
     )
     values: Values = {

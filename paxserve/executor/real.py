@@ -160,6 +160,11 @@ class Real:
         return tuple(jax.tree.leaves(self._state.kv))
 
     @property
+    def bytes_per_block(self) -> int:
+        """What a swap of one block moves, on all devices together."""
+        return self._moves.bytes_per_block
+
+    @property
     def executables(self) -> dict[Any, jax.stages.Compiled]:
         """What has been compiled, by `StepShape` and `MoveShape`; each has JAX's
         `memory_analysis()`.

@@ -9,12 +9,14 @@ prefix cache, and what a request produced itself. Must not know: policies, reque
 from collections import deque
 
 from paxserve.cost_model import Costs
-from paxserve.device.buckets import Buckets, Exact
+from paxserve.device.buckets import Bucket, Buckets, Exact
 from paxserve.executor import Repeats
 from paxserve.hash_model import mix_one, token_logprobs
 from paxserve.limits import Limits
 from paxserve.step import Outputs, RowPlan, Rows, StepPlan, StepResult, TokenLogprobs
 from paxserve.step_shape import StepShape, shape_of
+
+NOTHING = Bucket(0, 0)
 
 
 class Simulated:
@@ -57,7 +59,9 @@ class Simulated:
             if entry.sampling.num_logprobs >= 0:
                 self._num_logprobs[entry.row] = entry.sampling.num_logprobs
         num_tokens, num_rows = plan.num_tokens, len(plan.rows)
-        padded = self._buckets.choose(num_tokens=num_tokens, num_rows=num_rows)
+        padded = NOTHING  # runs where there are only swaps
+        if num_rows:
+            padded = self._buckets.choose(num_tokens=num_tokens, num_rows=num_rows)
         shape = shape_of(plan, padded_tokens=padded.num_tokens, padded_rows=padded.num_rows)
         terms_s = self._cost_of(shape)
         self._in_flight.append(

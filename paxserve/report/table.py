@@ -54,9 +54,10 @@ def print_table(runs: Mapping[str, Summary], *, console: Console | None = None) 
     for name in runs:
         table.add_column(name, justify="right")
     for label, key, form in ROWS:
-        table.add_row(label, *[_cell(summary.get(key), form) for summary in runs.values()])
+        table.add_row(label, *[cell_text(summary.get(key), form) for summary in runs.values()])
     (console or Console()).print(table)
 
 
-def _cell(value: float | None, form: str) -> str:
+def cell_text(value: float | None, form: str) -> str:
+    """A figure as it is shown; a dash where it is undefined."""
     return "-" if value is None else form.format(value)

@@ -98,7 +98,7 @@ def test_overload_comes_close_to_the_paper_and_closer_with_its_lengths():
 def test_ids_are_those_of_the_list():
     numbers = {"A": [1, 2, 3, 4, 7], "B": [1, 2, 3, 4, 5, 6, 7, 9, 10], "C": [1, 2, 3, 4]}
     expected = [f"{family}{number}" for family in numbers for number in numbers[family]]
-    assert [*expected, "D1", "D2", "D3", "E2"] == IDS
+    assert [*expected, "D1", "D2", "D3", "D4", "D5", "E2"] == IDS
 
 
 # Broken on purpose.
@@ -122,11 +122,38 @@ def test_a_victim_that_keeps_its_tokens_computed(monkeypatch):
     assert holds(batching.textbook) == {"A4": False}
 
 
-def test_other_shapes(monkeypatch):
-    half = replace(sizing.LLAMA_3_70B, head_dim=64)
-    monkeypatch.setattr(sizing, "LLAMA_3_70B", half)
-    monkeypatch.setattr(sizing, "WITH_64_KV_HEADS", replace(half, num_kv_heads=64))
-    assert holds(sizing.sizing) == {"D1": False, "D2": False, "D3": False}
+def other_setup(monkeypatch, **changed):
+    setup_of = sizing.setup_of
+
+    def other(overrides):
+        setup, name = setup_of(overrides)
+        return replace(setup, model=replace(setup.model, **changed)), name
+
+    monkeypatch.setattr(sizing, "setup_of", other)
+
+
+@pytest.mark.parametrize(("changed", "failing"), [
+    ({"head_dim": 64}, {"D1", "D2", "D3", "D4", "D5"}),
+    ({"num_layers": 79}, {"D1", "D2", "D3", "D5"}),
+    ({"num_kv_heads": 16}, {"D1", "D2", "D4", "D5"}),
+    ({"mlp_size": 20_480}, {"D4", "D5"}),
+])  # fmt: skip
+def test_other_shapes(monkeypatch, changed, failing):
+    other_setup(monkeypatch, **changed)
+    assert {row for row, holds in holds(sizing.sizing).items() if not holds} == failing
+
+
+def test_kv_that_is_not_what_a_device_allocates(monkeypatch):
+    monkeypatch.setattr(sizing, "LLAMA_3_70B", replace(sizing.LLAMA_3_70B, head_dim=64))
+    assert [row for row, holds in holds(sizing.sizing).items() if not holds] == ["D1"]
+
+
+def test_more_requests_planned_than_run(monkeypatch):
+    fitting = sizing.num_requests
+    monkeypatch.setattr(sizing, "num_requests", lambda limits, n: fitting(limits, n) + 1)
+    (derivation,) = [d for d in DERIVATIONS if d.run is sizing.sizing]
+    (first, *_) = attempt(derivation, FAST)
+    assert first.note == "the run failed: RuntimeError: 113 requests were planned, 112 run"
 
 
 def test_decode_steps_of_other_batches(monkeypatch):
@@ -156,11 +183,11 @@ def test_a_placement_that_finds_any_block(monkeypatch):
 def test_a_buddy_that_does_not_round(monkeypatch):
     """The paper's own bars, but for one that is measured."""
     few, path = {"Orca Oracle": 150}, FAST.trace("nanoflow/sharegpt.csv")
-    bars = {name: overload.Use(*[*bar, 0, 0, 0][:4], 0, 0) for name, bar in overload._BARS.items()}
-    monkeypatch.setattr(overload, "_SYSTEMS", {name: overload._SYSTEMS[name] for name in few})
-    sound = bars | overload._uses(path, few, factor=1.0)
+    bars = {name: overload.Use(*[*bar, 0, 0, 0][:4], 0, 0) for name, bar in overload.BARS.items()}
+    monkeypatch.setattr(overload, "SYSTEMS", {name: overload.SYSTEMS[name] for name in few})
+    sound = bars | overload.uses_of(path, few, factor=1.0)
     monkeypatch.setattr(Buddy, "open", FirstFit.open)
-    broken = bars | overload._uses(path, few, factor=1.0)
+    broken = bars | overload.uses_of(path, few, factor=1.0)
     numbers = dict.fromkeys(bars, 0)
     assert overload._bars(sound, numbers).holds is True
     assert overload._bars(broken, numbers).holds is False

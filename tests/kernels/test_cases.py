@@ -25,6 +25,13 @@ def test_tables(backend: str, table: str) -> None:
 
 
 @pytest.mark.parametrize("backend", HOST)
+@pytest.mark.parametrize("scale", [-0.1, 0.0])
+def test_scales(backend: str, scale: float) -> None:
+    problem = case("peaky", scale=scale)
+    assert problem.error(backend) <= tolerance(problem.dtype)
+
+
+@pytest.mark.parametrize("backend", HOST)
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 @pytest.mark.parametrize("kv_dtype", [jnp.int8, jnp.float8_e4m3fn])
 def test_quantised(backend: str, dtype: jnp.dtype, kv_dtype: jnp.dtype) -> None:

@@ -12,6 +12,7 @@ import pytest
 from builders import run_to_end
 from device_forward import device_logits
 from fixed_shapes import FixedShapes
+from hidden_values import check_hidden_values
 from hypothesis import HealthCheck, given, settings
 from real_builders import make_real, random_ids, real_engine, submit_ids
 
@@ -55,6 +56,8 @@ def check(problem: Problem, tiles: Tiles) -> None:
         ),
         ("one_row", TWO_CORES, {"num_heads": 8, "num_kv_heads": 1, "block_size": 128}),
         ("nothing", TWO_CORES, {}),
+        ("peaky", TWO_CORES, {"dtype": BF16}),
+        ("peaky", ONE_CORE, {"dtype": BF16, "scale": -0.1}),
         (
             "skewed", ONE_CORE,
             {"num_heads": 3, "num_kv_heads": 3, "dtype": BF16, "padding": "much"},
@@ -119,6 +122,10 @@ def test_context_past_32k(rows: tuple[tuple[int, ...], tuple[int, ...]]) -> None
     sizes = {"num_heads": 2, "num_kv_heads": 1, "block_size": 128, "dtype": BF16}
     tiles = Tiles(query_tokens=16, context_tokens=2048, num_buffers=3, num_cores=2)
     check(make_problem(*rows, **sizes), tiles)
+
+
+def test_hidden_values_may_be_nan() -> None:
+    check_hidden_values(lambda problem: problem.run("pallas_tpu", tiles=TWO_CORES))
 
 
 def test_only_blocks_that_are_seen_are_read() -> None:
@@ -216,7 +223,7 @@ def test_tiles_fit_every_shape(device_kind: str | None) -> None:
         found = list(pallas_tpu.candidate_tiles(base, shape.block_size))
         assert found[0] == base
         assert 4 <= len(found) == len(set(found))
-        assert base.num_cores == (1 if device_kind in ("TPU v5 lite", "TPU v6 lite") else 2)
+        assert base.num_cores == pallas_tpu.NUM_CORES.get(device_kind, 2)
 
 
 def test_wrong_tiles() -> None:

@@ -316,6 +316,22 @@ def test_what_is_left_is_that_of_the_fullest_device(monkeypatch):
     assert memory.free_bytes(jax.devices()[:4]) == 250
 
 
+SILENT = SimpleNamespace(platform="gpu", device_kind="some card", memory_stats=lambda: None)
+
+
+def test_a_device_that_does_not_say_what_is_left_is_not_sized_by_the_host(monkeypatch):
+    message = "gpu some card has no memory statistics.*limits.kv_cache_memory_bytes"
+    with pytest.raises(NotImplementedError, match=message):
+        memory.free_bytes([SILENT])
+    monkeypatch.setattr(
+        memory, "free_bytes", lambda devices: memory._free_bytes(SILENT, num_devices=1)
+    )
+    engine, _ = start(1, kv_cache_memory_bytes=2**20)
+    assert engine.limits.num_blocks == 32
+    with pytest.raises(NotImplementedError, match=message):
+        start(1, kv_cache_memory_bytes=None)
+
+
 @pytest.mark.parametrize("size", SIZES)
 def test_parameters_are_split_evenly_but_for_what_follows_a_sum(size):
     parameters = jax.tree.leaves(group(size)._parameters)

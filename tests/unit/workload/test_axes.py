@@ -12,6 +12,7 @@ from paxserve.workload import Vocabulary
 
 CSV_ROWS = ["ContextTokens,GeneratedTokens,TIMESTAMP", "3,40,XXX", "50,6,XXX", "700,800,XXX"]
 OPEN_LOOPS = ["all_at_once", "poisson", "gamma"]
+FROM_A_FILE = {"empirical": {}, "known_outputs": {"column": "GeneratedTokens"}}
 
 
 def starts(stem, num, seed=0, recorded=None, **settings):
@@ -114,6 +115,32 @@ def test_empirical_lengths_keep_pairs_and_bounds(lengths_file):
         lengths("empirical", 1, path=lengths_file, min_tokens=900)
 
 
+def test_known_outputs_have_prompts_around_a_mean(lengths_file):
+    settings = {"path": lengths_file, "column": "GeneratedTokens"}
+    drawn = lengths("known_outputs", 20_000, **settings, scale_output=0.5)
+    outputs, counts = np.unique(drawn[:, 1], return_counts=True)
+    assert outputs.tolist() == [3, 20, 400]
+    assert counts.min() > 6300  # 6667 each
+    prompts = drawn[:, 0]
+    assert prompts.mean() == pytest.approx(19.31, rel=0.01)
+    assert np.percentile(prompts, [5, 95]).tolist() == [10, 32]
+    assert abs(np.corrcoef(drawn.T)[0, 1]) < 0.03
+    fixed = lengths("known_outputs", 100, **settings, sigma_input=0, max_total_tokens=50)
+    assert np.unique(fixed, axis=0).tolist() == [[19, 6], [19, 31]]
+    with pytest.raises(ValueError, match=r"no column gt_tokens"):
+        lengths("known_outputs", 1, path=lengths_file)
+    with pytest.raises(ValueError, match="column must be a name"):
+        part("lengths", "known_outputs", path="x.csv", column=3)
+
+
+def test_known_outputs_of_a_file_that_is_not_as_described(tmp_path):
+    path = write_lines(tmp_path / "outputs.csv", "gt_tokens", "12", "many")
+    with pytest.raises(ValueError, match=r"line 3: gt_tokens must be an integer"):
+        lengths("known_outputs", 1, path=path)
+    with pytest.raises(ValueError, match="has no rows"):
+        lengths("known_outputs", 1, path=write_lines(tmp_path / "none.csv", "gt_tokens"))
+
+
 # Content.
 
 
@@ -176,7 +203,7 @@ def combinations():
 @pytest.mark.parametrize(("arrivals", "lengths", "content"), combinations(), ids=str)
 def test_an_open_loop_depends_on_its_seed_only(lengths_file, arrivals, lengths, content):
     """And is sorted in time, of the drawn lengths, with those forced on the engine."""
-    path = {"path": lengths_file} if lengths == "empirical" else {}
+    path = {"path": lengths_file} | FROM_A_FILE[lengths] if lengths in FROM_A_FILE else {}
     chosen = {
         "arrivals": part("arrivals", arrivals),
         "lengths": part("lengths", lengths, **path),
@@ -243,14 +270,14 @@ NUMBERS = [
     for axis in ("arrivals", "lengths", "content")
     for stem in stems(f"workload/{axis}")
     for name in yaml_values(f"workload/{axis}", stem)
-    if name != "path"
+    if name not in ("path", "column")
 ]
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -1, 1e12, True, "3"], ids=str)
 @pytest.mark.parametrize(("axis", "stem", "name"), NUMBERS, ids=str)
 def test_settings_that_no_one_can_mean_are_refused(axis, stem, name, value):
-    path = {"path": "x.csv"} if stem == "empirical" else {}
+    path = {"path": "x.csv"} if stem in FROM_A_FILE else {}
     with pytest.raises(ValueError, match=f"{name} must be") as raised:
         part(axis, stem, **path, **{name: value})
     assert repr(value) in str(raised.value)

@@ -1,0 +1,1 @@
+"""vLLM's flags: see README.md."""

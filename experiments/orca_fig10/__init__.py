@@ -1,0 +1,1 @@
+"""Orca's Figure 10: see README.md."""

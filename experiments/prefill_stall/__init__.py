@@ -1,0 +1,1 @@
+"""What a long prompt does to others: see README.md."""

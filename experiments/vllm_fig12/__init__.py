@@ -1,0 +1,1 @@
+"""vLLM's Figure 12: see README.md."""

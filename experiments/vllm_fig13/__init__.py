@@ -1,0 +1,1 @@
+"""vLLM's Figure 13: see README.md."""

@@ -1,0 +1,1 @@
+"""vLLM's Figure 2: see README.md."""
