@@ -77,7 +77,7 @@ def model_directory(
 def _check_id(name: str) -> None:
     """Require exactly `org/name`, as the hub itself spells ids."""
     try:
-        huggingface_hub.utils.validate_repo_id(name)  # type: ignore[attr-defined]
+        validate_repo_id(name)
     except ValueError as error:
         raise ValueError(f"model id {name!r} is malformed: {error}") from error
     if name.count("/") != 1:
