@@ -219,8 +219,9 @@ def _shares(durations_s: np.ndarray, slots: np.ndarray) -> dict[str, float]:
         return {}
     total_s = durations_s.sum()
     weights = durations_s / total_s if total_s else np.full(num_steps, 1 / num_steps)
-    means = weights @ slots.astype(np.float64) / _num_usable(slots)
-    shares = dict(zip(SlotCounts._fields, means.tolist(), strict=True))
+    num_usable = _num_usable(slots)
+    means = [float(weights @ of_class) / num_usable for of_class in slots.T]
+    shares = dict(zip(SlotCounts._fields, means, strict=True))
     del shares["null"]
     return shares
 

@@ -96,14 +96,15 @@ class StepLog(Sequence[StepRecord]):
         self._counts.frombytes(counts.tobytes())
         self._times.frombytes(times.tobytes())
 
-    def column(self, name: str) -> np.ndarray:
-        """One field of all steps, i64 or f64; `terms_s` is [steps, terms]."""
-        if name == "terms_s":
-            return self._all_times()[:, len(_TIMES) :].copy()
-        if name in _TIMES:
-            return self._all_times()[:, _TIMES.index(name)].copy()
-        counts = np.frombuffer(self._counts, np.int64).reshape(-1, len(_COUNTS))
-        return counts[:, _COUNTS.index(name)].copy()
+    def column(self, name: str, steps: slice = slice(None)) -> np.ndarray:
+        """One field of all steps, or of some; i64 or f64, `terms_s` is [steps, terms]."""
+        if name in _COUNTS:
+            counts = np.frombuffer(self._counts, np.int64).reshape(-1, len(_COUNTS))
+            return counts[steps, _COUNTS.index(name)].copy()
+        times = np.frombuffer(self._times, np.float64)
+        times = times.reshape(-1, len(_TIMES) + self._num_terms)[steps]
+        own = slice(len(_TIMES), None) if name == "terms_s" else _TIMES.index(name)
+        return times[:, own].copy()
 
     def __len__(self) -> int:
         return len(self._counts) // len(_COUNTS)
@@ -136,6 +137,3 @@ class StepLog(Sequence[StepRecord]):
         start_s, duration_s, compile_s, *terms_s = self._times[i * width : (i + 1) * width]
         values = (step_id, start_s, duration_s, compile_s, *counts, tuple(terms_s))
         return StepRecord._make(values)
-
-    def _all_times(self) -> np.ndarray:
-        return np.frombuffer(self._times, np.float64).reshape(-1, len(_TIMES) + self._num_terms)

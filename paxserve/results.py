@@ -31,13 +31,12 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pyarrow as pa
 from omegaconf import OmegaConf
 
@@ -51,7 +50,7 @@ from paxserve.metrics import RequestRecord, request_record
 from paxserve.outputs import CompletionOutput, RequestOutput
 from paxserve.recorded import arrival_line, arrival_of
 from paxserve.records import StepRecord
-from paxserve.tables import batches_of, schema_of, write_batches
+from paxserve.tables import CHUNK, batches_of, schema_of, write_batches
 
 MARKER = "complete"
 FAILURE = "error.txt"
@@ -133,13 +132,17 @@ def _write_steps(engine: Engine, path: Path) -> None:
     slots: dict[str, type] = {f"slots_{name}": int for name in SlotCounts._fields}
     more = slots | {f"{term}_s": float for term in terms}
     schema = schema_of(StepRecord, without=("terms_s",), more=more)
-    steps = engine.steps
-    columns = [steps.column(name) for name in StepRecord._fields if name != "terms_s"]
-    columns += [*engine.ledger.columns().T]
-    columns += [*steps.column("terms_s").T[: len(terms)]]
-    columns += [np.zeros(0)] * (len(schema) - len(columns))  # no step, and so no terms
-    table = pa.Table.from_arrays([pa.array(column) for column in columns], schema=schema)
-    write_batches(path, schema, table.to_batches())
+    write_batches(path, schema, _step_batches(engine, schema, num_terms=len(terms)))
+
+
+def _step_batches(engine: Engine, schema: pa.Schema, *, num_terms: int) -> Iterator[pa.RecordBatch]:
+    steps, slots = engine.steps, engine.ledger.columns()
+    names = [name for name in StepRecord._fields if name != "terms_s"]
+    for start in range(0, len(steps), CHUNK):
+        some = slice(start, start + CHUNK)
+        columns = [steps.column(name, some) for name in names]
+        columns += [*slots[some].T, *steps.column("terms_s", some).T[:num_terms]]
+        yield pa.RecordBatch.from_arrays([pa.array(c) for c in columns], schema=schema)
 
 
 def write_table(path: Path, record: type, rows: list[dict[str, Any]]) -> None:

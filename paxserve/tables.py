@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from paxserve.files import whole
 
 CHUNK = 4096  # records
+GROUP = 16  # chunks that are written, and so read, together
 
 
 def schema_of(
@@ -62,8 +63,8 @@ class GrowingTable:
 def write_batches(path: Path, schema: pa.Schema, batches: Iterable[pa.RecordBatch]) -> None:
     """A Parquet file of these batches, whole or not there."""
     with whole(path) as temporary, pq.ParquetWriter(temporary, schema) as writer:
-        for batch in batches:
-            writer.write_batch(batch)
+        for group in batched(batches, GROUP):
+            writer.write_table(pa.Table.from_batches(group, schema=schema))
 
 
 def numpy_column(column: pa.ChunkedArray) -> np.ndarray:
