@@ -76,7 +76,7 @@ def model_directory(
 
 def _check_id(name: str) -> None:
     """Require exactly `org/name`, as the hub itself spells ids."""
-    from huggingface_hub.utils import validate_repo_id
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
 
     try:
         validate_repo_id(name)
