@@ -181,7 +181,7 @@ def sustained(scale: Scale) -> Iterator[Claim]:
                 start=panel.knees[name],
                 seconds=seconds,
                 host_s=host_s,
-                tolerance=0.1,
+                tolerance=scale.of(10, 35) / 100,
             ).rate
             for name in ("vLLM", "Orca Oracle", "Orca Max")
         }
