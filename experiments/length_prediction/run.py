@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from experiments.study.bars import grouped
 from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from paxserve.claims.figure12 import LATENCY
 from paxserve.metrics import Summary
 from paxserve.report.style import Picture
@@ -76,7 +76,7 @@ def verdict(runs: Runs) -> str:
     best, predicted = gains["SJF, true lengths"], gains["SJF, 5 classes"]
     holds = best > 2 and 1 < predicted <= best
     return (
-        f"- **{'Holds' if holds else 'Does not hold'}.** In a burst FCFS takes {best:.1f} times the "
+        f"{mark(holds)}In a burst FCFS takes {best:.1f} times the "
         f"mean latency per token of SJF with true lengths ({_PUBLISHED:.1f} times in the example "
         f"of the paper), {predicted:.1f} times that of SJF with five predicted classes."
     )

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from paxserve.metrics import Summary
 from paxserve.report import style
 from paxserve.report.style import Picture, panels, title
@@ -34,8 +34,8 @@ MOONCAKE = {
     "conversation": "mooncake/conversation_trace.jsonl",
     "synthetic": "mooncake/synthetic_trace.jsonl",
 }
-# Blocks of 512 tokens that hit with a cache without end (counted from the files), in %; and the share
-# of the most possible that a cache of 3 million tokens reaches (Mooncake, Figure 9).
+# Blocks of 512 tokens that hit with a cache without end (counted from the files), in %; and the
+# share of the most possible that a cache of 3 million tokens reaches (Mooncake, Figure 9).
 WITHOUT_END = {"conversation": 36.6, "synthetic": 64.0}
 OF_THE_MOST = {"conversation": 41.0, "synthetic": 46.0}
 LOCAL = 3.0  # million tokens
@@ -100,7 +100,7 @@ def verdict(runs: Runs, rates: Rates) -> str:
     gaps = [runs["conversation", name]["p99_itl_ms"] or 0.0 for name in ("vLLM V0", "Sarathi, 512")]
     shorter = gaps[0] / gaps[1]
     lines = [
-        f"- **{'Holds' if shorter > 1.5 else 'Does not hold'}.** On Azure's conversations chunks of "
+        f"{mark(shorter > 1.5)}On Azure's conversations chunks of "
         f"512 tokens make the P99 gap {shorter:.1f} times shorter than whole prompts do."
     ]
     for trace in MOONCAKE:
@@ -108,13 +108,13 @@ def verdict(runs: Runs, rates: Rates) -> str:
         local = 100 * rates[trace, LOCAL] / most
         near = abs(most - WITHOUT_END[trace]) < 3
         lines.append(
-            f"- **{'Holds' if near else 'Does not hold'}.** Mooncake, {trace}: {most:.1f} % of "
-            f"prompt tokens hit in the largest cache ({WITHOUT_END[trace]} % of blocks without end)."
+            f"{mark(near)}Mooncake, {trace}: {most:.1f} % of prompt tokens hit in the largest "
+            f"cache ({WITHOUT_END[trace]} % of blocks without end)."
         )
         near = abs(local - OF_THE_MOST[trace]) < 15
         lines.append(
-            f"- **{'Holds' if near else 'Does not hold'}.** Mooncake, {trace}: 3 million tokens "
-            f"reach {local:.0f} % of that ({OF_THE_MOST[trace]:.0f} % in the paper; within 15 points)."
+            f"{mark(near)}Mooncake, {trace}: 3 million tokens reach {local:.0f} % of that "
+            f"({OF_THE_MOST[trace]:.0f} % in the paper; within 15 points)."
         )
     return "\n".join(lines)
 

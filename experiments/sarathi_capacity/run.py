@@ -9,7 +9,7 @@ from typing import NamedTuple
 from experiments.study.bars import grouped
 from experiments.study.cells import Cells, each
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import table
+from experiments.study.readme import mark, table
 from paxserve.claims.knees import find_knee
 from paxserve.report.style import Picture
 
@@ -99,15 +99,14 @@ def verdict(rates: Rates, slos: Sequence[Slo]) -> str:
         for strict, relaxed in zip(slos[::2], slos[1::2], strict=False)
     )
     listed = ", ".join(f"{slo.model} {slo.name} {gain:.1f}" for slo, gain in gains.items())
-    order = "Does not hold" if wrong else "Holds"
     lines = [
-        f"- **{order}.** Sarathi at the paper's budget sustains more than vLLM"
+        f"{mark(not wrong)}Sarathi at the paper's budget sustains more than vLLM"
         + (f", but not for {'; '.join(wrong)}" if wrong else "")
         + f": {listed} times."
     ]
     if len(slos) > 1:
         lines.append(
-            f"- **{'Holds' if trend else 'Does not hold'}.** The stricter the SLO, the more it gains "
+            f"{mark(trend)}The stricter the SLO, the more it gains "
             "(paper: up to 3.7 times vLLM for Yi-34B, 2.6 for Mistral-7B)."
         )
     return "\n".join(lines)

@@ -33,6 +33,11 @@ def ratio(measured: float | None, published: float | None) -> str:
     return f"{measured / published:.2f}" if measured is not None and published else "-"
 
 
+def mark(holds: bool) -> str:
+    """How the line of a verdict begins."""
+    return "- **Holds.** " if holds else "- **Does not hold.** "
+
+
 def refresh(path: Path, parts: Mapping[str, str]) -> None:
     """Put each part between its markers.
 

@@ -11,7 +11,7 @@ from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
 from experiments.study.published import curve
 from experiments.study.rates import Curve, Panel, draw, measured
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from paxserve.claims.figure12 import ALPACA, FITTED_HOST_S, PANELS, SYSTEMS, at_rate, overrides
 from paxserve.claims.knees import Knee, Point, crossing
 from paxserve.claims.sharing import savings
@@ -97,7 +97,7 @@ def verdict(knees: Mapping[Key, Knee], stated: Mapping[Key, float | None]) -> st
         if knees[n, first].rate <= knees[n, second].rate
     ]
     lines = [
-        f"- **{'Does not hold' if wrong else 'Holds'}.** The order of the systems is as published"
+        f"{mark(not wrong)}The order of the systems is as published"
         + (f", but for {'; '.join(wrong)}." if wrong else ", whatever the number of samples.")
     ]
     pairs = [(key, known) for key, known in stated.items() if known is not None]
@@ -105,7 +105,7 @@ def verdict(knees: Mapping[Key, Knee], stated: Mapping[Key, float | None]) -> st
            if abs(knees[n, name].rate - known) > 0.25 * known]  # fmt: skip
     near = f"{len(pairs) - len(far)} of {len(pairs)} rates at 1 s/token are within 25 %"
     apart = f"; not {', '.join(far)}" if far else ""
-    lines.append(f"- **{'Does not hold' if far else 'Holds'}.** {near}{apart}.")
+    lines.append(f"{mark(not far)}{near}{apart}.")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
 from experiments.study.published import curve
 from experiments.study.rates import LOW_SHARES, Curve, Panel, draw, measured
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from paxserve.claims.figure12 import FITTED_HOST_S, SHAREGPT, SYSTEMS
 from paxserve.claims.knees import Knee
 
@@ -66,10 +66,9 @@ def verdict(knees: Mapping[str, Knee]) -> str:
     ]
     holds = not far and knees["vLLM"].rate > max(orcas)
     return (
-        f"- **{'Holds' if holds else 'Does not hold'}.** vLLM sustains "
-        f"{knees['vLLM'].rate / max(orcas):.2f} to {knees['vLLM'].rate / min(orcas):.2f} times "
-        f"what the Orcas do (1.51 to 1.67 in the figure at 0.2 s per token, twice in the text); ratios "
-        f"within 25 %{': all' if not far else ', but for ' + ', '.join(far)}."
+        f"{mark(holds)}vLLM sustains {knees['vLLM'].rate / max(orcas):.2f} to "
+        f"{knees['vLLM'].rate / min(orcas):.2f} times what the Orcas do (1.51 to 1.67 in the figure "
+        f"at 0.2 s per token, twice in the text); ratios within 25 %{': all' if not far else ', but for ' + ', '.join(far)}."
     )
 
 

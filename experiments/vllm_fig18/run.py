@@ -9,7 +9,7 @@ from typing import Any
 from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
 from experiments.study.published import curve
-from experiments.study.readme import table
+from experiments.study.readme import mark, table
 from paxserve.claims.figure12 import (
     ALPACA,
     FITTED_HOST_S,
@@ -84,9 +84,8 @@ def verdict(runs: Runs, sizes: Sequence[int]) -> str:
         latency = {size: runs[trace, "recompute", size][LATENCY] for size in sizes}
         large = latency[sizes[-1]] / latency[16]
         small = latency[sizes[0]] / latency[16]
-        holds = "Holds" if large > 1.2 else "Does not hold"
         lines.append(
-            f"- **{holds}.** {NAMES[trace]}: blocks of {sizes[-1]} take {large:.1f} times the "
+            f"{mark(large > 1.2)}{NAMES[trace]}: blocks of {sizes[-1]} take {large:.1f} times the "
             f"latency of blocks of 16, since fewer requests fit."
         )
         lines.append(

@@ -11,7 +11,7 @@ import numpy as np
 
 from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from paxserve.claims.simulation import served
 from paxserve.report import style
 from paxserve.report.style import Picture, panels, title
@@ -93,10 +93,10 @@ def verdict(runs: Mapping[str, Mapping[str, Any]]) -> str:
     is_bound = gaps["VTC"] <= bound()
     holds = is_bound and light["VTC"] < 0.8 * light["FCFS"] and rate > 0.95
     return (
-        f"- **{'Holds' if holds else 'Does not hold'}.** Under VTC the service of two clients that "
-        f"both wait is {gaps['VTC']:.0f} weighted tokens apart at most (bound: {bound():.0f}; FCFS: "
-        f"{gaps['FCFS']:.0f}); the one that asks less waits {light['VTC'] / light['FCFS']:.2f} times "
-        f"as long as under FCFS; throughput is {rate:.3f} times that of FCFS."
+        f"{mark(holds)}Under VTC the service of two clients that both wait is {gaps['VTC']:.0f} "
+        f"weighted tokens apart at most (bound: {bound():.0f}; FCFS: {gaps['FCFS']:.0f}); the one "
+        f"that asks less waits {light['VTC'] / light['FCFS']:.2f} times as long as under FCFS; "
+        f"throughput is {rate:.3f} times that of FCFS."
     )
 
 
