@@ -7,7 +7,8 @@ step of random Llama-3-8B at 64 x 4k at most 1.4 times its byte floor (goal 1.25
 Command: python experiments/device_check.py --json device.json   (no network, no Hydra)
 
 Parts, in order: numerics, bench, step, chat. A part that fails is reported and the others go on;
-each has its share of the time. On a CPU it runs the same code small (`--small`), to be tried out.
+each has its share of the time. Ends with 1 if anything raised or a number is beyond its tolerance.
+On a CPU it runs the same code small (`--small`), to be tried out.
 """
 
 import argparse
@@ -19,7 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -28,10 +29,12 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a copy of the tree, installed or not
 
-from kernels_pallas import bench  # noqa: E402
+from kernels_pallas import bench, json_files  # noqa: E402
 from kernels_pallas.ceilings import measure_ceilings  # noqa: E402
 from kernels_pallas.checks import interpreted_checks, run_check  # noqa: E402
-from kernels_pallas.paged_attention import choose_backend  # noqa: E402
+from kernels_pallas.paged_attention import BACKENDS  # noqa: E402
+from kernels_pallas.shapes import shape_of  # noqa: E402
+from kernels_pallas.tolerances import logit_tolerance  # noqa: E402
 from paxserve.device.buckets import Bucket, Buckets  # noqa: E402
 from paxserve.device.gap import GapMeter  # noqa: E402
 from paxserve.executor.real import Real  # noqa: E402
@@ -49,25 +52,37 @@ TOTAL_S = 480.0
 SHARES_S = {"numerics": 110.0, "bench": 190.0, "step": 110.0, "chat": 70.0}
 
 
+class Part(NamedTuple):
+    """What a part found, and what is wrong with that."""
+
+    found: Any
+    faults: Sequence[str] = ()
+
+
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the parts; 1 if one of them failed."""
+    """Run the parts; 1 if something is wrong with one of them."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("parts", nargs="*", help=f"of {list(SHARES_S)}; default: all")
-    parser.add_argument("--backend", default=None, help="default: what kernel=auto chooses here")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, help="default: what kernel=auto chooses here for each shape"
+    )
     parser.add_argument("--small", action="store_true", help="small shapes and models")
     parser.add_argument("--model", default="smollm2-135m", help="of the chat; a name or path")
     parser.add_argument("--json", type=Path, default=Path("device.json"))
     given = parser.parse_args(argv)
     if unknown := sorted(set(given.parts) - set(SHARES_S)):
         parser.error(f"unknown parts {unknown}: they are {list(SHARES_S)}")
-    backend = given.backend or choose_backend(jax.default_backend())
+    json_files.check_writable("--json", given.json)
     device = jax.devices()[0]
+    backend = bench.backend_for(
+        bench.host_shape(shape_of("llama-3-8b", "decode_64x4k")), given.backend
+    )
     print(f"{device.device_kind}, jax {jax.__version__}, backend {backend}", flush=True)
-    parts: dict[str, Callable[[], Any]] = {
+    parts: dict[str, Callable[[], Part]] = {
         "numerics": lambda: check_numerics(backend, SHARES_S["numerics"]),
-        "bench": lambda: run_bench(backend, SHARES_S["bench"], small=given.small),
+        "bench": lambda: run_bench(given.backend, SHARES_S["bench"], small=given.small),
         "step": lambda: time_step(backend, small=given.small),
-        "chat": lambda: chat(backend, given.model, SHARES_S["chat"]),
+        "chat": lambda: chat(given.backend or "auto", given.model, SHARES_S["chat"]),
     }
     found: dict[str, Any] = {
         "device_kind": device.device_kind,
@@ -75,26 +90,43 @@ def main(argv: Sequence[str] | None = None) -> int:
         "backend": backend,
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
     }
-    started_s, failed = time.perf_counter(), []
-    for name in given.parts or parts:
+    started_s = time.perf_counter()
+    faults = run_parts({name: parts[name] for name in given.parts or parts}, found, given.json)
+    print(f"{time.perf_counter() - started_s:.0f} s; {given.json}")
+    print(f"failed: {'; '.join(faults) or 'none'}")
+    return 1 if faults else 0
+
+
+def run_parts(parts: dict[str, Callable[[], Part]], found: dict[str, Any], file: Path) -> list[str]:
+    """One after the other, those that still have their share of the time; `found` gets what each
+    found and is written to the file.
+
+    Returns:
+        What is wrong, each with its part's name.
+    """
+    started_s, faults = time.perf_counter(), []
+    for name, run in parts.items():
         if time.perf_counter() - started_s > TOTAL_S - SHARES_S[name]:
-            found[name] = "not run: out of time"
-            continue
-        print(f"-- {name}", flush=True)
-        try:
-            found[name] = parts[name]()
-        except Exception as error:
-            traceback.print_exc()
-            found[name] = f"{type(error).__name__}: {error}"
-            failed.append(name)
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    print(f"{time.perf_counter() - started_s:.0f} s, failed: {failed or 'none'}; {given.json}")
-    return 1 if failed else 0
+            part = Part("not run: out of time")
+            print(f"-- {name} {part.found}", flush=True)
+        else:
+            print(f"-- {name}", flush=True)
+            try:
+                part = run()
+            except Exception as error:
+                traceback.print_exc()
+                text = f"{type(error).__name__}: {error}"
+                part = Part(text, [text])
+        found[name] = part.found
+        faults += [f"{name}: {fault}" for fault in part.faults]
+        found["failed"] = faults
+        json_files.write(file, found)
+    return faults
 
 
-def check_numerics(backend: str, share_s: float) -> list[dict[str, Any]]:
+def check_numerics(backend: str, share_s: float) -> Part:
     """The awkward cases on the device itself, against dense float64 attention."""
-    started_s, rows = time.perf_counter(), []
+    started_s, rows, faults = time.perf_counter(), [], []
     for check in interpreted_checks(backend, quick=False):
         if time.perf_counter() - started_s > share_s:
             rows.append({"check": str(check), "verdict": "not run: out of time"})
@@ -102,21 +134,25 @@ def check_numerics(backend: str, share_s: float) -> list[dict[str, Any]]:
         outcome = run_check(replace(check, target="here"))
         print(f"{outcome.verdict:6} {outcome.check}: {outcome.summary}", flush=True)
         rows.append({"check": str(check), "verdict": outcome.verdict, "detail": outcome.detail})
-    return rows
+        if outcome.verdict != "ok":
+            faults.append(f"{outcome.check}: {outcome.summary}")
+    if not faults and not any(row["verdict"] == "ok" for row in rows):
+        faults.append("no check was passed")
+    return Part(rows, faults)
 
 
-def run_bench(backend: str, share_s: float, *, small: bool) -> dict[str, Any]:
+def run_bench(backend: str | None, share_s: float, *, small: bool) -> Part:
     """The named shapes with their peers."""
     ceilings = measure_ceilings()
-    print(bench.headline(backend, ceilings), flush=True)
+    print(bench.headline(ceilings), flush=True)
     rows = []
     for row in bench.bench(bench.USUAL, backend=backend, small=small, budget_s=share_s):
         print(bench.line(row, ceilings), flush=True)
-        rows.append(bench.to_json(row))
-    return {"ceilings": ceilings._asdict(), "rows": rows}
+        rows.append(row)
+    return Part(bench.report(ceilings, rows), bench.faults_of(rows))
 
 
-def time_step(backend: str, *, small: bool) -> dict[str, Any]:
+def time_step(backend: str, *, small: bool) -> Part:
     """The engine's decode step with random weights, against the bytes it cannot avoid to read.
 
     Wall time is of the executor's submit and collect, with packing and transfers; device time is
@@ -147,7 +183,7 @@ def time_step(backend: str, *, small: bool) -> dict[str, Any]:
         "wall_over_floor": statistics.median(wall_s) / floor_s,
     }
     print(", ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
-    return found
+    return Part(found)
 
 
 def _executor(
@@ -213,7 +249,7 @@ def _seconds(run: Callable[[], object]) -> float:
     return time.perf_counter() - started_s
 
 
-def chat(backend: str, model: str, share_s: float) -> dict[str, Any]:
+def chat(kernel: str, model: str, share_s: float) -> Part:
     """SmolLM2 answers the golden prompts through the kernel, in bfloat16 on an accelerator; flipped
     tokens with the gap of the two best logits there, and how far the kernel moves the logits. Each
     length of a context is a program of its own, so gaps and logits end with the part's time.
@@ -224,7 +260,7 @@ def chat(backend: str, model: str, share_s: float) -> dict[str, Any]:
     llm = LLM(
         model,
         dtype=dtype,
-        kernel=backend,
+        kernel=kernel,
         max_num_seqs=8,
         max_model_len=1024,
         row_buckets=(8,),  # two shapes of a step: compiling takes the longest
@@ -234,14 +270,21 @@ def chat(backend: str, model: str, share_s: float) -> dict[str, Any]:
         [{"prompt_token_ids": entry["prompt_token_ids"]} for entry in golden],
         [_greedy(entry) for entry in golden],
     )
+    backend = llm.engine.executor.backend
     found_ids = [list(output.outputs[0].token_ids) for output in outputs]
     flips = list(_flips(golden, found_ids, model, deadline_s))
     logits = list(_logit_errors(golden, model, backend, dtype, deadline_s))
-    found = {"dtype": dtype, "prompts": len(golden), "flips": flips, "logits": logits}
+    found = {
+        "backend": backend,
+        "dtype": dtype,
+        "prompts": len(golden),
+        "flips": flips,
+        "logits": logits,
+    }
     print(f"{len(golden)} prompts, {len(flips)} with another token", flush=True)
     for line in (*flips, *logits):
         print(line, flush=True)
-    return found
+    return Part(found, list(_logit_faults(logits, dtype)))
 
 
 def _greedy(entry: dict[str, Any]) -> SamplingParams:
@@ -296,6 +339,14 @@ def _logit_errors(
             "kernel_against_xla": _relative(logits["kernel"], logits["xla"]),
             "xla_against_float32": _relative(logits["xla"], logits["float32"]),
         }
+
+
+def _logit_faults(logits: Sequence[dict[str, Any]], dtype: str) -> Iterator[str]:
+    bound = logit_tolerance(jnp.dtype(dtype))
+    for row in logits:
+        if not row["kernel_against_xla"] <= bound:  # a NaN is beyond it, too
+            error = row["kernel_against_xla"]
+            yield f"logits after {row['id']}: error {error:.1e} of {bound:.0e}"
 
 
 def _relative(found: np.ndarray, base: np.ndarray) -> float:

@@ -9,7 +9,6 @@ Hydra, needs no network. Must not know: models, the engine.
 
 import argparse
 import fnmatch
-import json
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -22,10 +21,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from kernels_pallas import json_files
 from kernels_pallas.ceilings import Ceilings, measure_ceilings
-from kernels_pallas.paged_attention import backend_module, choose_backend, paged_attention
+from kernels_pallas.paged_attention import BACKENDS, backend_module, paged_attention
 from kernels_pallas.quantised import QUANTISED_DTYPES
 from kernels_pallas.shapes import SHAPES, AttentionShape
+from kernels_pallas.support import choose
 from kernels_pallas.timing import Timing, seconds_per_call
 
 USUAL = (
@@ -50,7 +51,9 @@ USUAL = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Row:
-    """One kernel on one shape; times are None where it was not measured, `note` says why."""
+    """One kernel on one shape; `timing` is None where it was not measured, and `note` says why:
+    for lack of time, or because it raised.
+    """
 
     shape: str
     kernel: str
@@ -58,12 +61,15 @@ class Row:
     num_bytes: int
     num_flops: int
     note: str = ""
+    has_failed: bool = False
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Measure, print, write."""
+    """Measure, print, write; 1 if a kernel raised, or nothing was measured."""
     parser = argparse.ArgumentParser(prog="python -m kernels_pallas.bench", description=__doc__)
-    parser.add_argument("--backend", default=None, help="default: what kernel=auto chooses here")
+    parser.add_argument(
+        "--backend", choices=BACKENDS, help="default: what kernel=auto chooses here for each shape"
+    )
     parser.add_argument("--shapes", default=None, metavar="GLOB", help="of all named shapes")
     parser.add_argument("--small", action="store_true", help="each shape's small form")
     parser.add_argument("--budget-s", type=float, default=280.0, help="start nothing after it")
@@ -72,33 +78,37 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [n for n in SHAPES if fnmatch.fnmatch(n, given.shapes)] if given.shapes else USUAL
     if not names:
         parser.error(f"no shape matches {given.shapes!r}: they are {list(SHAPES)}")
-    backend = given.backend or choose_backend(jax.default_backend())
-    device = jax.devices()[0].device_kind
+    if given.json is not None:
+        json_files.check_writable("--json", given.json)
     ceilings = measure_ceilings()
-    print(headline(backend, ceilings))
-    rows = []
-    for row in bench(names, backend=backend, small=given.small, budget_s=given.budget_s):
+    print(headline(ceilings))
+    rows: list[Row] = []
+    for row in bench(names, backend=given.backend, small=given.small, budget_s=given.budget_s):
         rows.append(row)
         print(line(row, ceilings), flush=True)
-    if given.json is not None:
-        found = {
-            "device_kind": device,
-            "jax": jax.__version__,
-            "ceilings": ceilings._asdict(),
-            "rows": [to_json(row) for row in rows],
-        }
-        given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    return 0
+        if given.json is not None:
+            json_files.write(given.json, report(ceilings, rows))
+    faults = faults_of(rows)
+    print(f"failed: {'; '.join(faults) or 'none'}")
+    return 1 if faults else 0
+
+
+def faults_of(rows: Sequence[Row]) -> list[str]:
+    """What is wrong with a run: every row that raised, or that none has a time."""
+    found = [f"{row.shape} {row.kernel}: {row.note}" for row in rows if row.has_failed]
+    if not found and not any(row.timing for row in rows):
+        found.append("nothing was measured")
+    return found
 
 
 def bench(
-    names: Sequence[str], *, backend: str, small: bool = False, budget_s: float = 280.0
+    names: Sequence[str], *, backend: str | None, small: bool = False, budget_s: float = 280.0
 ) -> Iterator[Row]:
-    """Every shape with its peers, as they are measured."""
+    """Every shape with its peers, as they are measured; backend None: what auto chooses for it."""
     started_s = time.perf_counter()
     for name in names:
         shape = host_shape(SHAPES[name].small() if small else SHAPES[name])
-        for kernel, prepare in _kernels(shape, backend):
+        for number, (kernel, prepare) in enumerate(_kernels(shape, backend_for(shape, backend))):
             row = Row(
                 shape=name,
                 kernel=kernel,
@@ -113,7 +123,9 @@ def bench(
                 timing = seconds_per_call(*prepare())
                 yield replace(row, timing=timing)
             except Exception as error:
-                yield replace(row, note=f"{type(error).__name__}: {str(error)[:200]}")
+                note = f"{type(error).__name__}: {str(error)[:200]}"
+                is_free = number > 0 and isinstance(error, NotImplementedError)  # a peer may refuse
+                yield replace(row, note=note, has_failed=not is_free)
 
 
 def host_shape(shape: AttentionShape) -> AttentionShape:
@@ -124,18 +136,25 @@ def host_shape(shape: AttentionShape) -> AttentionShape:
     return replace(shape, dtype="float32", kv_dtype=kv_dtype)
 
 
+def backend_for(shape: AttentionShape, given: str | None) -> str:
+    """The backend that is given, or what `kernel=auto` chooses for this shape here."""
+    device = jax.devices()[0]
+    return given or choose(device.platform, device.device_kind, shape).backend
+
+
 type Prepared = tuple[Any, ...]  # a call, its first argument, the fixed ones
 
 
 def _kernels(shape: AttentionShape, backend: str) -> Iterator[tuple[str, Callable[[], Prepared]]]:
-    """Ours first, then its peers."""
-    yield f"ours, block {shape.block_size}", partial(prepare_ours, shape, backend)
+    """Ours, by its backend's name, then its peers."""
+    yield f"{backend}, block {shape.block_size}", partial(prepare_ours, shape, backend)
     if shape.is_quantised:
         return
     whole = 128 * -(-max(shape.context_lens) // 128)
     contiguous = replace(shape, block_size=whole, max_model_len=whole)
-    yield "ours, a block per request", partial(prepare_ours, contiguous, backend)
-    if len(set(zip(shape.q_lens, shape.context_lens, strict=True))) == 1:
+    yield f"{backend}, a block per request", partial(prepare_ours, contiguous, backend)
+    alike = set(zip(shape.q_lens, shape.context_lens, strict=True))
+    if len(alike) == 1 and all(q in (1, context) for q, context in alike):  # else not causal
         if jax.default_backend() == "gpu":
             yield "contiguous, cudnn", partial(_dense, shape, "cudnn")
         yield "contiguous, xla", partial(_dense, shape, "xla")
@@ -209,12 +228,12 @@ def _tables(shape: AttentionShape) -> tuple[np.ndarray, np.ndarray, np.ndarray, 
 
 
 def _dense(shape: AttentionShape, implementation: Literal["cudnn", "xla"]) -> Prepared:
-    """The same contexts as one array; all rows are alike. Decodes get their window alone."""
+    """The same contexts as one array; all rows are alike, decodes or whole prompts. Decodes get
+    their window alone.
+    """
     num_rows, q_len, context = shape.num_rows, shape.q_lens[0], shape.context_lens[0]
     if q_len == 1:
         context = min(context, shape.sliding_window or context)
-    elif q_len != context:
-        raise NotImplementedError("contiguous chunks have no causal form")
     keys = jax.random.split(jax.random.key(0), 2)
     dims = (num_rows, context, shape.num_kv_heads, shape.head_dim)
     k, v = (jax.random.normal(key, dims, jnp.dtype(shape.dtype)) for key in keys)
@@ -257,18 +276,23 @@ def _jax_ragged(shape: AttentionShape) -> Prepared:
     return call, _queries(shape), kv, *map(jnp.asarray, _tables(shape))
 
 
-def headline(backend: str, ceilings: Ceilings) -> str:
+def headline(ceilings: Ceilings) -> str:
     """The device and what it can do at most."""
     return (
-        f"{jax.devices()[0].device_kind}, jax {jax.__version__}, {backend}: copies "
+        f"{jax.devices()[0].device_kind}, jax {jax.__version__}: copies "
         f"{ceilings.copy_bytes_per_s / 1e9:.0f} GB/s, multiplies "
         f"{ceilings.matmul_flops_per_s / 1e12:.2f} TFLOP/s in {ceilings.matmul_dtype}"
     )
 
 
-def to_json(row: Row) -> dict[str, Any]:
-    """As plain data."""
-    return asdict(row) | {"timing": row.timing and row.timing._asdict()}
+def report(ceilings: Ceilings, rows: Sequence[Row]) -> dict[str, Any]:
+    """A run, or as much of it as there is, as plain data."""
+    return {
+        "device_kind": jax.devices()[0].device_kind,
+        "jax": jax.__version__,
+        "ceilings": ceilings._asdict(),
+        "rows": [asdict(row) | {"timing": row.timing and row.timing._asdict()} for row in rows],
+    }
 
 
 def line(row: Row, ceilings: Ceilings) -> str:

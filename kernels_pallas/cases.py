@@ -36,7 +36,12 @@ ROWS: Mapping[str, Rows] = MappingProxyType(
         "nothing": lambda s: [],
         # One row far longer than its neighbours.
         "skewed": lambda s: [(1, 3), (1, 700 + s), (1, s + 2), (1, 8)],
+        "peaky": lambda s: [(1, 3 * s), (20, 2 * s + 25), (1, 7)],
     }
+)
+# Scores in the tens, scaled by what is no power of two: rounding either of them shows.
+SIZES: Mapping[str, Mapping[str, Any]] = MappingProxyType(
+    {"peaky": {"query_magnitude": 8.0, "head_dim": 128}}
 )
 PADDING: Mapping[str, Mapping[str, Any]] = MappingProxyType(
     {
@@ -48,7 +53,7 @@ PADDING: Mapping[str, Mapping[str, Any]] = MappingProxyType(
 
 
 def case(name: str, *, block_size: int = 16, padding: str = "some", **sizes: Any) -> Problem:
-    """The problem of this name; `sizes` go to `make_problem`.
+    """The problem of this name; `sizes` go to `make_problem`, before those of the case.
 
     Rows may not be padded away altogether: `nothing` keeps its padding whatever is asked.
     """
@@ -56,4 +61,5 @@ def case(name: str, *, block_size: int = 16, padding: str = "some", **sizes: Any
     beyond = PADDING["some" if not rows and padding == "none" else padding]
     q_lens = [q for q, _ in rows]
     context_lens = [context for _, context in rows]
+    sizes = {**SIZES.get(name, {}), **sizes}
     return make_problem(q_lens, context_lens, block_size=block_size, **beyond, **sizes)

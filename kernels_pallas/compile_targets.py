@@ -1,4 +1,4 @@
-"""Compiles for accelerators that are not there: TPU v4, v5e, v5p, v6e and H100.
+"""Compiles for accelerators that are not there: TPU v4, v5e, v5p, v6e and H100, alone or in groups.
 
 Owns: the description of each target, and how JAX is asked to compile for it. The real compilers run
 (Mosaic, XLA, ptxas), so what exceeds VMEM or shared memory fails here as on the chip. Needs libtpu
@@ -10,7 +10,7 @@ The variables of `compile_environment` must be set before jax is imported in the
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 from types import MappingProxyType
 from typing import Any
@@ -35,6 +35,7 @@ class Target:
     Args:
         platform: tpu or cuda.
         topology: JAX's name of the group.
+        chip_config: libtpu's name of how a chip's cores make devices; None: its default.
         device_kind: what the device calls itself.
         num_devices: in the group.
         hbm_bytes: of one device.
@@ -42,36 +43,49 @@ class Target:
 
     platform: str
     topology: str
+    chip_config: str | None = None
     device_kind: str
     num_devices: int = 1
     hbm_bytes: int
 
 
-def _tpu(topology: str, device_kind: str, num_devices: int, hbm_gib: int) -> Target:
+def _tpu(
+    topology: str,
+    device_kind: str,
+    num_devices: int,
+    hbm_gib: int,
+    *,
+    chip_config: str | None = None,
+) -> Target:
     return Target(
         platform="tpu",
         topology=topology,
+        chip_config=chip_config,
         device_kind=device_kind,
         num_devices=num_devices,
         hbm_bytes=hbm_gib * GIB,
     )
 
 
+_H100_SXM = Target(
+    platform="cuda",
+    topology="1x1x1",
+    device_kind="NVIDIA H100 80GB HBM3",
+    hbm_bytes=80 * 10**9,
+)
 # Memory of one device: Google's system architecture pages, NVIDIA's H100 data sheet.
 TARGETS: Mapping[str, Target] = MappingProxyType(
     {
-        "v4": _tpu("v4:2x2x1", "TPU v4", 8, 16),  # a device is one of a chip's two cores
+        # A chip, as where a v4 is used: libtpu alone would make a device of each of its two cores.
+        "v4": _tpu("v4:2x2x1", "TPU v4", 4, 32, chip_config="megacore"),
         "v5e": _tpu("v5e:2x2", "TPU v5 lite", 4, 16),
+        "v5e-8": _tpu("v5e:2x4", "TPU v5 lite", 8, 16),
         "v5p": _tpu("v5p:2x2x1", "TPU v5", 4, 95),
         "v5p-8": _tpu("v5p:2x2x2", "TPU v5", 8, 95),
         "v6e": _tpu("v6e:2x2", "TPU v6 lite", 4, 32),
         "v6e-8": _tpu("v6e:2x4", "TPU v6 lite", 8, 32),
-        "h100": Target(
-            platform="cuda",
-            topology="1x1x1",
-            device_kind="NVIDIA H100 80GB HBM3",
-            hbm_bytes=80 * 10**9,
-        ),
+        "h100": _H100_SXM,
+        "h100-8": replace(_H100_SXM, topology="1x1x8", num_devices=8),
     }
 )
 KERNEL_TARGETS = ("v4", "v5e", "v5p", "v6e", "h100")
@@ -121,12 +135,32 @@ def devices(name: str) -> tuple[jax.Device, ...]:
                 platform="cuda", topology_name="", topology=target.topology, target_config=_H100
             )
         else:
-            found = topologies.get_topology_desc(platform="tpu", topology_name=target.topology)
+            config = target.chip_config
+            options = {} if config is None else {"chip_config_name": config}
+            found = topologies.get_topology_desc(
+                platform="tpu", topology_name=target.topology, **options
+            )
     except Exception as error:  # each plugin raises its own kind
         raise RuntimeError(
             f"cannot compile for {name}: {error}; `make check-kernels` installs what it needs"
         ) from error
     return tuple(found.devices)
+
+
+def group_target(name: str, num_devices: int) -> str:
+    """The smallest target of the same kind of device that has so many.
+
+    Raises:
+        ValueError: there is none.
+    """
+    kind = TARGETS[name].device_kind
+    found = {n: target.num_devices for n, target in TARGETS.items() if target.device_kind == kind}
+    fitting = [n for n in found if found[n] >= num_devices]
+    if not fitting:
+        raise ValueError(
+            f"a group of {num_devices} {kind} cannot be compiled for; targets have {found}"
+        )
+    return min(fitting, key=lambda n: found[n])
 
 
 def abstract(name: str, arguments: Any) -> Any:
@@ -163,8 +197,8 @@ def compile_placed(
 
 
 def _abstract_device(target: Target) -> AbstractContextManager[Any]:
-    """Mosaic GPU looks at the device it traces for; say which."""
-    if target.platform != "cuda":
+    """Mosaic GPU looks at the device it traces for; say which, where no mesh of a group does."""
+    if target.platform != "cuda" or target.num_devices > 1:
         return nullcontext()
     device = AbstractDevice(device_kind=target.device_kind, num_cores=132, platform="gpu")
     mesh = AbstractMesh((1,), ("x",), axis_types=(AxisType.Explicit,), abstract_device=device)

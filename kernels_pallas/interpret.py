@@ -1,8 +1,9 @@
 """Runs the Pallas backends on a CPU: JAX simulates the device's copies, semaphores and memory.
 
 Owns: how each backend is simulated, and what counts as a fault there. Uninitialised memory is NaN,
-a read out of bounds raises, and so does a race where they are looked for. Limit: asynchronous wgmma
-is not modelled, so a missing wait for it passes here. Must not know: what a kernel computes.
+a read out of bounds raises, and so does a race where they are looked for. Limits: a TMA copy of the
+GPU's reads zeros out of bounds, as the device's does, so tests look at what is copied; asynchronous
+wgmma is not modelled, so a missing wait for it passes here. Must not know: what a kernel computes.
 """
 
 import os
@@ -14,6 +15,8 @@ import jax
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jax.experimental.pallas import tpu as pltpu
 
+from kernels_pallas.jax_versions import race_options, reset_gpu_simulator
+
 
 def interpreted(backend: str, *, detect_races: bool = False) -> AbstractContextManager[None]:
     """Within it, calls of a Pallas backend run on the CPU; the other backends are left alone.
@@ -21,12 +24,14 @@ def interpreted(backend: str, *, detect_races: bool = False) -> AbstractContextM
     Args:
         backend: a name of `kernels_pallas.paged_attention.BACKENDS`.
         detect_races: look for races between copies and computation; slower.
+    Raises:
+        NotImplementedError: this JAX does not raise where it detects a race.
     """
     match backend:
         case "pallas_tpu":
-            return _uncached(_tpu(pltpu.InterpretParams(detect_races=detect_races)))
+            return _uncached(_tpu(pltpu.InterpretParams(**race_options(detect_races))))
         case "pallas_gpu":
-            return _uncached(_gpu(plgpu.InterpretGPUParams(detect_races=detect_races)))
+            return _uncached(_gpu(plgpu.InterpretGPUParams(**race_options(detect_races))))
     return nullcontext()
 
 
@@ -78,5 +83,8 @@ def _gpu(params: plgpu.InterpretGPUParams) -> Iterator[None]:
     try:
         with plgpu.force_gpu_interpret_mode(params):
             yield
+    except BaseException:
+        reset_gpu_simulator()  # as above
+        raise
     finally:
         _is_interpreted.reset(token)

@@ -76,12 +76,13 @@ class Problem:
         self,
         backend: str,
         *,
+        device_kind: str | None = None,
         tiles: Any = None,
         kv_blocks: jax.Array | None = None,
         block_table: jax.Array | None = None,
     ) -> NDArray[np.float32]:
-        """What the backend answers, as float32, with its own tiles and the problem's own arrays
-        unless others are given.
+        """What the backend answers, as float32, with its own tiles for this kind of device and the
+        problem's own arrays unless others are given.
         """
         out = _attention(
             jnp.asarray(self.q).astype(self.dtype),
@@ -95,6 +96,7 @@ class Problem:
             scale=self.scale,
             sliding_window=self.sliding_window,
             backend=backend,
+            device_kind=device_kind,
         )
         if out.dtype != self.dtype:
             raise AssertionError(f"{backend} answers in {out.dtype} to q in {self.dtype}")
@@ -120,9 +122,9 @@ class Problem:
             out[first:last] = np.einsum("nqc,cnh->qnh", probs, v, optimize=True)
         return out.astype(np.float32)
 
-    def error(self, backend: str, *, tiles: Any = None) -> float:
+    def error(self, backend: str, *, device_kind: str | None = None, tiles: Any = None) -> float:
         """`error_of` what the backend answers."""
-        return self.error_of(self.run(backend, tiles=tiles))
+        return self.error_of(self.run(backend, device_kind=device_kind, tiles=tiles))
 
     def error_of(self, got: NDArray[np.float32]) -> float:
         """Largest relative error |got - expected| / |expected| of any token and head, as norms over
@@ -152,30 +154,37 @@ def make_problem(
     num_heads: int = 4,
     num_kv_heads: int = 2,
     head_dim: int = 64,
+    scale: float | None = None,
     sliding_window: int | None = None,
+    query_magnitude: float = 1.0,
     dtype: DTypeLike = jnp.float32,
     kv_dtype: DTypeLike | None = None,
     table: str = "permuted",
     padding_rows: int = 2,
     padding_tokens: int = 3,
     padding_columns: int = 2,
+    spare_blocks: int = 3,
     seed: int = 0,
 ) -> Problem:
     """Random rows.
 
     Args:
         q_lens, context_lens: per row, 1 <= q_len <= context_len.
+        scale: None: head_dim ** -0.5.
+        query_magnitude: standard deviation of the queries; where it is large, so are the scores,
+            and few tokens take all of the softmax.
         kv_dtype: None: that of q.
         table: permuted; consecutive: each row one run of blocks; shared: rows of equal blocks up to
             the last, as prefix caching leaves them (their own tokens still differ).
         padding_rows, padding_tokens, padding_columns: what the arrays hold beyond the problem.
+        spare_blocks: that no row uses.
     """
     rng = np.random.default_rng(seed)
     dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(dtype if kv_dtype is None else kv_dtype)
     num_rows = len(q_lens)
     needed = [-(-context // block_size) for context in context_lens]
     num_shared = _num_shared(q_lens, context_lens, block_size) if table == "shared" else 0
-    num_blocks = 1 + sum(needed) - num_shared * max(0, num_rows - 1) + 3
+    num_blocks = 1 + sum(needed) - num_shared * max(0, num_rows - 1) + spare_blocks
     ids = np.arange(1, num_blocks)
     free = list(ids if table == "consecutive" else rng.permutation(ids))
     shared = [free.pop(0) for _ in range(num_shared)]
@@ -183,11 +192,11 @@ def make_problem(
     for row, count in enumerate(needed):
         blocks[row, :count] = shared + [free.pop(0) for _ in range(count - num_shared)]
 
-    def normal(*shape: int) -> NDArray[np.float32]:
-        return _exact(rng.standard_normal(shape).astype(np.float32), dtype)
+    def normal(*shape: int, magnitude: float = 1.0) -> NDArray[np.float32]:
+        return _exact(magnitude * rng.standard_normal(shape).astype(np.float32), dtype)
 
     num_tokens = sum(q_lens) + padding_tokens
-    q = normal(num_tokens, num_heads, head_dim)
+    q = normal(num_tokens, num_heads, head_dim, magnitude=query_magnitude)
     dense = [normal(2, context, num_kv_heads, head_dim) for context in context_lens]
     for other in dense[1:]:
         other[:, : num_shared * block_size] = dense[0][:, : num_shared * block_size]
@@ -208,7 +217,7 @@ def make_problem(
         num_blocks=num_blocks,
         block_size=block_size,
         num_kv_heads=num_kv_heads,
-        scale=head_dim**-0.5,
+        scale=head_dim**-0.5 if scale is None else scale,
         sliding_window=sliding_window,
         dtype=dtype,
         kv_dtype=kv_dtype,

@@ -1,7 +1,8 @@
 """Looks for the fastest tiles on this device: `python -m kernels_pallas.tune`.
 
 Owns: the search. Every candidate of a backend is timed on the named shapes; each time is written
-down at once, so that an interrupted search goes on where it stopped; when the budget is spent it
+down at once, with the device and the JAX it holds for, so that an interrupted search goes on where
+it stopped; a candidate that raised is tried again after the others. When the budget is spent it
 stops. In the end the fastest tiles of each shape are stored as data for this kind of device, which
 later calls look up (`tiles.py`). Must not know: what a tile means.
 """
@@ -10,17 +11,17 @@ import argparse
 import dataclasses
 import fnmatch
 import json
-import os
 import sys
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
-from kernels_pallas.bench import USUAL, host_shape, prepare_ours, prepared_shapes
-from kernels_pallas.paged_attention import backend_module, choose_backend
+from kernels_pallas import json_files
+from kernels_pallas.bench import USUAL, backend_for, host_shape, prepare_ours, prepared_shapes
+from kernels_pallas.paged_attention import BACKENDS, backend_module
 from kernels_pallas.shapes import SHAPES, AttentionShape
 from kernels_pallas.tiles import file_name, tile_key
 from kernels_pallas.timing import seconds_per_call
@@ -30,9 +31,11 @@ WORTH_STORING = 0.97  # of the default's time: less is noise
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Search, print what was found, store it."""
+    """Search, print what was found, store it; 1 if nothing was measured."""
     parser = argparse.ArgumentParser(prog="python -m kernels_pallas.tune", description=__doc__)
-    parser.add_argument("--backend", default=None, help="default: what kernel=auto chooses here")
+    parser.add_argument(
+        "--backend", choices=_TUNED, help="default: what kernel=auto chooses here for each shape"
+    )
     parser.add_argument("--shapes", default=None, metavar="GLOB", help="of all named shapes")
     parser.add_argument("--small", action="store_true", help="each shape's small form")
     parser.add_argument("--budget-s", type=float, default=120.0, help="start nothing after it")
@@ -42,112 +45,122 @@ def main(argv: Sequence[str] | None = None) -> int:
     names = [n for n in SHAPES if fnmatch.fnmatch(n, given.shapes)] if given.shapes else USUAL
     if not names:
         parser.error(f"no shape matches {given.shapes!r}: they are {list(SHAPES)}")
-    backend = given.backend or choose_backend(jax.default_backend())
-    if not hasattr(backend_module(backend), "candidate_tiles"):
-        parser.error(f"backend {backend!r} has no tiles to tune")
+    if given.small and given.out is None:
+        parser.error("--small needs --out: its tiles are not for the package's table")
     kind = jax.devices()[0].device_kind
     measured_file = given.measured or Path(f"tune-{file_name(kind)}")
-    measured = _read(measured_file)
+    if given.out is None:
+        TUNED.mkdir(exist_ok=True)
+    table_file = given.out or TUNED / file_name(kind)
+    json_files.check_writable("--measured", measured_file)
+    json_files.check_writable("--out", table_file)
+    works = [_work(name, given.backend, small=given.small) for name in names]
+    measured = json_files.read(measured_file)
     started_s = time.perf_counter()
-    for name, tiles, entry in _search(names, backend, measured, small=given.small):
+    for work, tiles in _search(works, measured):
         if time.perf_counter() - started_s > given.budget_s:
             print(f"out of time after {given.budget_s:.0f} s: run it again to go on")
             break
-        entry[tiles] = _seconds(name, backend, json.loads(tiles), small=given.small)
-        _write(measured_file, measured)
-        print(f"{name} {tiles} {entry[tiles]}", flush=True)
-    table_file = given.out or TUNED / file_name(kind)
-    table = _best(_read(table_file), measured, names, backend, small=given.small)
-    _write(table_file, {"device_kind": kind, "jax": jax.__version__, "tiles": table})
+        measured.setdefault(work.key, {})[tiles] = found = _seconds(work, json.loads(tiles))
+        json_files.write(measured_file, measured)
+        print(f"{work.name} {work.backend} {tiles} {found}", flush=True)
+    table = _best(json_files.read(table_file), measured, works)
+    json_files.write(table_file, {"device_kind": kind, "jax": jax.__version__, "tiles": table})
     print(f"tiles: {table_file}")
+    if not any(_timed(work, measured) for work in works):
+        print("failed: nothing was measured")
+        return 1
     return 0
 
 
-def _search(
-    names: Sequence[str], backend: str, measured: dict[str, Any], *, small: bool
-) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Shape, candidate, and where its time goes; those that have one are left out."""
-    module = backend_module(backend)
-    for name in names:
-        shape = _shape(name, small=small)
-        default = _default(shape, backend)
-        entry = measured.setdefault(f"{backend} {name}", {})
-        for tiles in (default, *module.candidate_tiles(default, shape.block_size)):
-            text = json.dumps(dataclasses.asdict(tiles))
-            if text not in entry:
-                yield name, text, entry
+_TUNED = [name for name in BACKENDS if hasattr(backend_module(name), "candidate_tiles")]
 
 
-def _seconds(name: str, backend: str, tiles: dict[str, int], *, small: bool) -> float | str:
+class _Work(NamedTuple):
+    """A shape and the backend whose tiles are looked for."""
+
+    name: str
+    backend: str
+    shape: AttentionShape
+    key: str  # of its times: all that they hold for
+
+
+def _work(name: str, backend: str | None, *, small: bool) -> _Work:
+    shape = host_shape(SHAPES[name].small() if small else SHAPES[name])
+    chosen = backend_for(shape, backend)
+    key = [jax.devices()[0].device_kind, f"jax {jax.__version__}", chosen, name]
+    return _Work(name, chosen, shape, ", ".join(key + ["small"] * small))
+
+
+def _search(works: Sequence[_Work], measured: dict[str, Any]) -> Iterator[tuple[_Work, str]]:
+    """Work and candidate: those without a time, and those that raised last."""
+    left: tuple[list[tuple[_Work, str]], ...] = ([], [])
+    for work in works:
+        default = _default(work)
+        module, known = backend_module(work.backend), measured.get(work.key, {})
+        for tiles in (default, *module.candidate_tiles(default, work.shape.block_size)):
+            text = _text(tiles)
+            if not isinstance(known.get(text), float):
+                left[text in known].append((work, text))
+    yield from dict.fromkeys([*left[0], *left[1]])
+
+
+def _text(tiles: Any) -> str:
+    return json.dumps(dataclasses.asdict(tiles))
+
+
+def _seconds(work: _Work, tiles: dict[str, int]) -> float | str:
     """Median of a call, or why there is none: a candidate may ask for more memory than there is."""
-    chosen = backend_module(backend).Tiles(**tiles)
+    chosen = backend_module(work.backend).Tiles(**tiles)
     try:
-        call = prepare_ours(_shape(name, small=small), backend, tiles=chosen)
+        call = prepare_ours(work.shape, work.backend, tiles=chosen)
         return seconds_per_call(*call, num_rounds=7).median_s
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
 
 
+def _timed(work: _Work, measured: dict[str, Any]) -> dict[str, float]:
+    """Seconds by tiles, without those that raised."""
+    times = measured.get(work.key, {})
+    return {text: s for text, s in times.items() if isinstance(s, float)}
+
+
 def _best(
-    table: dict[str, Any],
-    measured: dict[str, Any],
-    names: Sequence[str],
-    backend: str,
-    *,
-    small: bool,
+    table: dict[str, Any], measured: dict[str, Any], works: Sequence[_Work]
 ) -> dict[str, Any]:
     """The table's tiles with this search's in place of older ones, where they beat the default."""
     found: dict[str, Any] = table.get("tiles", {})
-    for name in names:
-        shape = _shape(name, small=small)
-        times = measured.get(f"{backend} {name}", {})
-        timed = {text: s for text, s in times.items() if isinstance(s, float)}
-        default_s = timed.get(json.dumps(dataclasses.asdict(_default(shape, backend))))
+    for work in works:
+        timed = _timed(work, measured)
+        default_s = timed.get(_text(_default(work)))
         if default_s is None:
             continue
         best = min(timed, key=lambda text: timed[text])
-        by_rows = found.setdefault(backend, {}).setdefault(_key(shape, backend), {})
-        by_rows.pop(str(shape.num_rows), None)
+        by_rows = found.setdefault(work.backend, {}).setdefault(_table_key(work), {})
+        rows = str(work.shape.num_rows)
+        by_rows.pop(rows, None)
         if timed[best] < WORTH_STORING * default_s:
-            by_rows[str(shape.num_rows)] = json.loads(best)
+            by_rows[rows] = json.loads(best)
     return found
 
 
-def _default(shape: AttentionShape, backend: str) -> Any:
+def _default(work: _Work) -> Any:
     """What the backend itself chooses on this device."""
-    q, kv_blocks, block_table, *_ = prepared_shapes(shape, backend)
+    q, kv_blocks, block_table, *_ = prepared_shapes(work.shape, work.backend)
     kind = jax.devices()[0].device_kind
-    return backend_module(backend).default_tiles(q, kv_blocks, block_table, device_kind=kind)
+    return backend_module(work.backend).default_tiles(q, kv_blocks, block_table, device_kind=kind)
 
 
-def _key(shape: AttentionShape, backend: str) -> str:
-    q, kv_blocks, block_table, *_ = prepared_shapes(shape, backend)
+def _table_key(work: _Work) -> str:
+    """The entry of the tables that calls like this one read."""
+    q, kv_blocks, block_table, *_ = prepared_shapes(work.shape, work.backend)
     return tile_key(
         q,
         kv_blocks,
         block_table,
-        num_kv_heads=shape.num_kv_heads,
-        block_size=shape.block_size,
+        num_kv_heads=work.shape.num_kv_heads,
+        block_size=work.shape.block_size,
     )
-
-
-def _shape(name: str, *, small: bool) -> AttentionShape:
-    return host_shape(SHAPES[name].small() if small else SHAPES[name])
-
-
-def _read(file: Path) -> dict[str, Any]:
-    if not file.is_file():
-        return {}
-    found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-    return found
-
-
-def _write(file: Path, value: dict[str, Any]) -> None:
-    """Whole or not at all."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.tmp-{os.getpid()}")
-    partial.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
-    os.replace(partial, file)
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ Owns: the order of these questions. In: a waiting request. Out: it has entered, 
 and nothing changed. Must not know: whom to preempt for it, batching policies.
 """
 
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from typing import NamedTuple
 
@@ -88,9 +89,8 @@ class Admitting:
         num_rows = len(self._batch.free_rows) + sum([len(r.live) for r in without])
         if request in self._draft.dropped or len(request.live) > num_rows:
             return False
-        rows = self._draft.rows
-        granted = [rows[s.sequence_id] for r in without for s in r.live if s.sequence_id in rows]
-        num_budget += sum([row.num_tokens for row in granted])
+        rows = [self._draft.rows.get(s.sequence_id) for r in without for s in r.live]
+        num_budget += sum([row.num_tokens for row in rows if row is not None])
         demand = self._demand(request, num_tokens, num_budget, self._open(request), computes=True)
         may = not isinstance(demand, Refusal) and (
             self._refusal(request, demand, without=without) is None
@@ -171,8 +171,8 @@ class Admitting:
                 num_needed_for_all=demand.num_blocks_for_all,
                 num_cached_tokens=len(demand.hits) * limits.block_size,
                 block_size=limits.block_size,
-                running=tuple([r for r in self._batch.running if r not in without]),
-                newcomers=frozenset(self._draft.newcomers).difference(without),
+                running=_all_but(without, self._batch.running),
+                newcomers=frozenset(_all_but(without, self._draft.newcomers)),
             )
             if (why := self._batch.gates.refusal(request, memory)) is not None:
                 return Refusal(Reason.GATE, why)
@@ -224,3 +224,7 @@ def _num_blocks_twice(sequences: list[Sequence]) -> int:
     """Host blocks that come back to more than one of these sequences, counted for all but one."""
     host_blocks = [block_id for sequence in sequences for block_id in sequence.host_blocks]
     return len(host_blocks) - len(set(host_blocks))
+
+
+def _all_but(some: SequenceOf[Request], requests: Iterable[Request]) -> tuple[Request, ...]:
+    return tuple([r for r in requests if r not in some] if some else requests)

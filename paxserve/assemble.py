@@ -24,6 +24,7 @@ from paxserve.sizing import PoolSize, check_host_pool, num_host_blocks, pool_siz
 
 if TYPE_CHECKING:
     from kernels_pallas.support import Choice
+    from paxserve.folded import FoldedRequests
 
 DEFAULT_BUDGET = 512
 
@@ -37,6 +38,7 @@ def real_engine(
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
+    folded: "FoldedRequests | None" = None,
 ) -> Engine:
     """An engine on JAX and the wall clock; not warmed up yet.
 
@@ -56,7 +58,7 @@ def real_engine(
     from paxserve.executor.real import Real
 
     max_model_len = _model_len(settings, model.config.max_position)
-    budget = _budget(settings, policies, max_model_len)
+    budget = _budget(settings, max_model_len, whole_prompts=policies.batching.whole_prompts)
     num_devices = settings.tensor_parallel_size
     kernel, size = _kernel_and_pool(model, settings, budget=budget, max_model_len=max_model_len)
     bytes_per_whole_block = num_devices * size.bytes_per_block
@@ -107,6 +109,7 @@ def real_engine(
         tokenizer=model.tokenizer,
         notices=_notices(policies, status=say, say=say),
         logs_blocks=logs_blocks,
+        folded=folded,
     )
 
 
@@ -142,9 +145,12 @@ def _kernel_and_pool(
         ),
     )
     layout = KvLayout(part, settings.block_size, kernel.backend, dtype)
+    # Not asked for where it decides nothing: not every device can say.
+    is_given = settings.kv_cache_memory_bytes is not None
+    free_bytes = 0 if is_given else memory.free_bytes(group_devices(num_devices))
     size = pool_size(
         platform=memory.platform(),
-        free_bytes=memory.free_bytes(group_devices(num_devices)),
+        free_bytes=free_bytes,
         weight_bytes=sum(
             array.nbytes // num_parts(name, num_devices) for name, array in model.parameters.items()
         ),
@@ -170,9 +176,11 @@ def simulated_engine(
     settings: EngineSettings,
     policies: Policies,
     pads: bool = False,
+    leaps: bool = True,
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
+    folded: "FoldedRequests | None" = None,
 ) -> Engine:
     """An engine whose steps take, on a virtual clock, what a cost model says of them.
 
@@ -181,22 +189,16 @@ def simulated_engine(
         cost_model: how long steps take.
         settings, policies, seed, logs_blocks: as of `real_engine`.
         pads: steps cost what the padded shapes would that an engine on JAX compiles.
+        leaps: runs of steps that are all alike are taken in one move.
         say: receives the size of the pool, and warnings.
 
     Raises:
         ValueError: sizes that do not fit the model, the memory, or each other.
     """
-    max_model_len = _model_len(settings, model.max_position)
-    budget = _budget(settings, policies, max_model_len)
-    size = planned_pool(model, hardware, settings, budget=budget, max_model_len=max_model_len)
-    whole_block = settings.tensor_parallel_size * size.bytes_per_block
-    limits = _limits(
-        settings,
-        max_model_len,
-        budget,
-        num_device_blocks=size.num_blocks,
-        num_host_blocks=num_host_blocks(settings.swap_space_gib, bytes_per_block=whole_block),
+    size, limits = planned_limits(
+        model, hardware, settings, whole_prompts=policies.batching.whole_prompts
     )
+    whole_block = settings.tensor_parallel_size * size.bytes_per_block
     policies.check(limits)
     say(str(size) + _override_note(settings))
     target = Target(
@@ -212,6 +214,7 @@ def simulated_engine(
         costs=cost_model.open(target),
         bytes_per_block=whole_block,
         buckets=_buckets(settings, limits) if pads else Exact(),
+        leaps=leaps,
     )
     return Engine(
         limits=limits,
@@ -221,7 +224,48 @@ def simulated_engine(
         intake=Intake(limits=limits, vocab_size=model.vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
         logs_blocks=logs_blocks,
+        folded=folded,
     )
+
+
+def planned_limits(
+    model: Dimensions,
+    hardware: Hardware,
+    settings: EngineSettings,
+    *,
+    whole_prompts: bool = False,
+    workspace_bytes: int | None = None,
+) -> tuple[PoolSize, Limits]:
+    """Pool and limits of an engine that served this model on this hardware: those of
+    `simulated_engine`, and of `paxserve plan`.
+
+    Args:
+        model, hardware, settings: what serves on what, and how.
+        whole_prompts: of the batching: prompts are never split.
+        workspace_bytes: memory of the largest step on each device; default: `step_bytes`.
+
+    Raises:
+        ValueError: as of `planned_pool`, or sizes that do not fit each other.
+    """
+    max_model_len = _model_len(settings, model.max_position)
+    budget = _budget(settings, max_model_len, whole_prompts=whole_prompts)
+    size = planned_pool(
+        model,
+        hardware,
+        settings,
+        budget=budget,
+        max_model_len=max_model_len,
+        workspace_bytes=workspace_bytes,
+    )
+    whole_block = settings.tensor_parallel_size * size.bytes_per_block
+    limits = _limits(
+        settings,
+        max_model_len,
+        budget,
+        num_device_blocks=size.num_blocks,
+        num_host_blocks=num_host_blocks(settings.swap_space_gib, bytes_per_block=whole_block),
+    )
+    return size, limits
 
 
 def planned_pool(
@@ -231,6 +275,7 @@ def planned_pool(
     *,
     budget: int,
     max_model_len: int,
+    workspace_bytes: int | None = None,
 ) -> PoolSize:
     """The pool of an engine that served this model on this hardware.
 
@@ -248,13 +293,15 @@ def planned_pool(
             f"GB, {hardware.reserved_bytes / 1e9:.1f} GB of them reserved: raise "
             "limits.tensor_parallel_size, or choose other hardware"
         )
+    if workspace_bytes is None:
+        workspace_bytes = step_bytes(
+            part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
+        )
     return pool_size(
         platform=hardware.platform,
         free_bytes=hardware.usable_bytes,
         weight_bytes=part.weight_bytes,
-        step_bytes=step_bytes(
-            part, num_tokens=budget, num_rows=settings.max_num_seqs, num_devices=num_devices
-        ),
+        step_bytes=workspace_bytes,
         bytes_per_block=part.kv_bytes_per_token(settings.kv_cache_dtype) * settings.block_size,
         block_size=settings.block_size,
         max_num_seqs=settings.max_num_seqs,
@@ -275,6 +322,7 @@ def scripted_engine(
     seed: int = 0,
     say: Say,
     logs_blocks: bool = False,
+    folded: "FoldedRequests | None" = None,
 ) -> Engine:
     """An engine without a model, on a virtual clock: every step takes `step_s`.
 
@@ -291,7 +339,7 @@ def scripted_engine(
             "limits.max_model_len and limits.num_blocks_override (or num_slots_override)"
         )
     max_model_len = settings.max_model_len
-    budget = _budget(settings, policies, max_model_len)
+    budget = _budget(settings, max_model_len, whole_prompts=policies.batching.whole_prompts)
     limits = _limits(
         settings,
         max_model_len,
@@ -314,6 +362,7 @@ def scripted_engine(
         intake=Intake(limits=limits, vocab_size=vocab_size, seed=seed),
         notices=_notices(policies, status=None, say=say),
         logs_blocks=logs_blocks,
+        folded=folded,
     )
 
 
@@ -333,10 +382,10 @@ def _model_len(settings: EngineSettings, max_position: int) -> int:
     return max_position if settings.max_model_len is None else settings.max_model_len
 
 
-def _budget(settings: EngineSettings, policies: Policies, max_model_len: int) -> int:
+def _budget(settings: EngineSettings, max_model_len: int, *, whole_prompts: bool) -> int:
     if settings.max_num_batched_tokens is not None:
         return settings.max_num_batched_tokens
-    least = max_model_len if policies.batching.whole_prompts else 1
+    least = max_model_len if whole_prompts else 1
     return max(DEFAULT_BUDGET, settings.max_num_seqs, least)
 
 

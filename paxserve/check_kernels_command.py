@@ -1,7 +1,7 @@
 """`paxserve check-kernels`: what can be proven about the kernels without their hardware.
 
-Owns: its arguments, the environment and processes of the checks, and how their outcomes read. Must
-not know: what a check does (`kernels_pallas/checks.py`).
+Owns: its arguments, the environment of the checks, and how their outcomes read. Must not know: what
+a check does (`kernels_pallas/checks.py`), in which process (`check_processes.py`).
 """
 
 import argparse
@@ -11,22 +11,24 @@ import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
-from paxserve.results import check_writable, write_text
-from paxserve.terminal import Terminal
+from paxserve import check_processes
+from paxserve.files import write_text
+from paxserve.results import check_writable
+from paxserve.terminal import Terminal, table_console
 
 if TYPE_CHECKING:
-    from kernels_pallas.checks import Check, Outcome
+    from kernels_pallas.checks import Outcome
+    from paxserve.device.whole_step import StepRow
 
 
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
@@ -36,15 +38,32 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     )
     parser.add_argument("--quick", action="store_true", help="shapes that stand for the rest")
     parser.add_argument("--only", metavar="GLOB", help="checks whose name matches, as in '*h100'")
-    parser.add_argument("--step", action="store_true", help="whole model steps instead: minutes")
-    parser.add_argument("--support", action="store_true", help="what each backend can do, at once")
+    modes = parser.add_mutually_exclusive_group()
+    modes.add_argument("--step", action="store_true", help="whole model steps instead: minutes")
+    modes.add_argument("--support", action="store_true", help="what each backend can do, at once")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the outcomes there, too")
-    parser.add_argument("--jobs", type=int, default=os.cpu_count(), help="processes at once")
+    parser.add_argument("--jobs", type=int, help="processes at once; default: one per core")
     parser.set_defaults(act=_check_kernels)
+
+
+# The options that each mode reads.
+_CHECKS, _STEP, _SUPPORT = ("quick", "only", "json", "jobs"), ("only", "json"), ()
+
+
+def _refuse_unread(arguments: argparse.Namespace, mode: str, read: Sequence[str]) -> None:
+    unread = [f"--{name}" for name in _CHECKS if name not in read and getattr(arguments, name)]
+    if unread:
+        raise ValueError(f"{mode} does not read {', '.join(unread)}: leave it out")
 
 
 def _check_kernels(arguments: argparse.Namespace) -> int:
     """Ends with 1 if a check fails."""
+    if arguments.jobs is not None and arguments.jobs < 1:
+        raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
+    if arguments.support:
+        _refuse_unread(arguments, "--support", _SUPPORT)
+    if arguments.step:
+        _refuse_unread(arguments, "--step", _STEP)
     if arguments.json is not None:
         check_writable("--json", arguments.json)
     os.environ.update(COMPILE_ENVIRONMENT)  # read when jax is imported, here and by the processes
@@ -61,12 +80,11 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
     chosen = [c for c in checks(quick=arguments.quick) if fnmatch.fnmatch(str(c), f"*{pattern}*")]
     if not chosen:
         raise ValueError(f"no check matches --only {arguments.only!r}")
-    if arguments.jobs < 1:
-        raise ValueError(f"--jobs must be at least 1, got {arguments.jobs}")
+    num_jobs = arguments.jobs or os.cpu_count() or 1
     started_s = time.perf_counter()
     terminal = Terminal()
     outcomes = []
-    for outcome in _run(chosen, num_jobs=arguments.jobs):
+    for outcome in check_processes.run(chosen, num_jobs=num_jobs):
         outcomes.append(outcome)
         terminal.progress("checks", len(outcomes), len(chosen))
         if outcome.verdict == "FAILED":
@@ -74,10 +92,8 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
     terminal.close()
     _print(outcomes)
     counts = Counter(outcome.verdict for outcome in outcomes)
-    print(
-        f"{counts['ok']} ok, {counts['FAILED']} failed, {counts['n/a']} not available on their "
-        f"backend; {time.perf_counter() - started_s:.0f} s"
-    )
+    seconds = time.perf_counter() - started_s
+    print(f"{counts['ok']} ok, {counts['FAILED']} failed; {seconds:.0f} s")
     if arguments.json is not None:
         found = [asdict(outcome) for outcome in outcomes]
         write_text(arguments.json, json.dumps(found, indent=1) + "\n")
@@ -85,79 +101,68 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
 
 
 def _check_steps(arguments: argparse.Namespace) -> int:
-    """One after the other, since each takes all cores; ends with 1 if one cannot be compiled."""
-    from kernels_pallas.compile_targets import GIB, TARGETS
+    """One after the other, since each takes all cores; ends with 1 if one cannot be compiled, does
+    not fit where it must or the other way round, or takes more than an engine sets aside.
+    """
+    from kernels_pallas.compile_targets import TARGETS
     from kernels_pallas.paged_attention import choose_backend
-    from paxserve.device.whole_step import check_step, named_cases
+    from paxserve.device.whole_step import check_step, fault, named_cases
 
     pattern = f"*{arguments.only or '*'}*"
-    cases = [c for c in named_cases() if fnmatch.fnmatch(f"{c[0]} on {c[1]}", pattern)]
+    cases = [c for c in named_cases() if fnmatch.fnmatch(f"{c.name} on {c.target}", pattern)]
     if not cases:
         raise ValueError(f"no step matches --only {arguments.only!r}")
-    terminal, table, found, num_failed = Terminal(), Table(*_STEP_COLUMNS, box=None), [], 0
-    for done, (name, target, case) in enumerate(cases):
+    terminal, table, found = Terminal(), Table(*_STEP_COLUMNS, box=None), []
+    for done, (name, target, case, must_fit) in enumerate(cases):
         terminal.progress("steps", done, len(cases))
+        row: StepRow | None = None
         try:
             row = check_step(name, target, case, backend=choose_backend(TARGETS[target].platform))
+            wrong = fault(row, must_fit=must_fit)
         except Exception as error:
-            num_failed += 1
-            terminal.say(f"FAILED {name} on {target}: {type(error).__name__}: {error}")
-            continue
-        if row.refusal is not None:
+            wrong = f"{type(error).__name__}: {error}"
+        if wrong is not None:
+            terminal.say(f"FAILED {name} on {target}: {wrong}")
+        elif row is not None and row.refusal is not None:
             terminal.say(f"{name}: {row.refusal}")
-        found.append(row._asdict() | {"memory": row.memory and row.memory._asdict()})
-        memory = "refused" if row.memory is None else f"{row.memory.total_bytes / GIB:.1f}"
-        temp = "" if row.memory is None else f"{row.memory.temp_bytes / GIB:.2f}"
-        sizes = [f"{n / GIB:.1f}" for n in (row.hbm_bytes, row.weight_bytes, row.kv_bytes)]
-        seconds = "" if row.seconds is None else f"{row.seconds:.0f}"
-        table.add_row(name, f"{target} x {row.num_devices}", *sizes, temp, memory, seconds)
+        found.append({"name": name, "target": target, "fault": wrong})
+        if row is not None:
+            found[-1] |= row._asdict() | {"memory": row.memory and row.memory._asdict()}
+            table.add_row(*_cells(row))
     terminal.close()
-    Console().print(table)
+    table_console().print(table)
     if arguments.json is not None:
         write_text(arguments.json, json.dumps(found, indent=1) + "\n")
-    return 1 if num_failed else 0
+    return 1 if any(step["fault"] is not None for step in found) else 0
+
+
+def _cells(row: "StepRow") -> list[str]:
+    """Of the table, in GiB of one device."""
+    gib = 2**30
+    sizes = [f"{n / gib:.1f}" for n in (row.hbm_bytes, row.weight_bytes, row.kv_bytes)]
+    compiled = ["", "refused", ""]
+    if row.memory is not None:
+        compiled = [f"{row.memory.temp_bytes / gib:.2f}", f"{row.memory.total_bytes / gib:.1f}"]
+        compiled.append(f"{row.seconds:.0f}")
+    return [row.name, f"{row.target} x {row.num_devices}", *sizes, *compiled]
 
 
 _STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "total", "seconds")
 
 
-def _run(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
-    """As they end, in processes that are made anew now and then: compilers keep what they build.
+def in_compiler_process[T](function: Callable[..., T], *arguments: object) -> T:
+    """Call a function where JAX compiles for devices that are not there; whatever it raises.
 
-    Not by the pool's own `max_tasks_per_child`: Python's can wait forever for its next process.
+    Raises:
+        RuntimeError: a compiler took the process down.
     """
-    size = num_jobs * CHECKS_PER_PROCESS
-    for start in range(0, len(chosen), size):
-        yield from _run_some(chosen[start : start + size], num_jobs=num_jobs)
-
-
-CHECKS_PER_PROCESS = 32
-
-
-def _run_some(chosen: "Sequence[Check]", *, num_jobs: int) -> "Iterator[Outcome]":
-    """As they end. If a compiler takes its process down, and so the pool, the checks that are left
-    run in a process each, so that the one to blame is found.
-    """
-    from kernels_pallas.checks import Outcome, run_check
-
-    left = list(chosen)
-    with _pool(num_jobs) as pool:
-        futures = {pool.submit(run_check, check): check for check in chosen}
-        for future in as_completed(futures):
-            if not isinstance(future.exception(), BrokenProcessPool):
-                left.remove(futures[future])
-                yield future.result()
-    for check in left:
-        with _pool(1) as pool:
-            try:
-                yield pool.submit(run_check, check).result()
-            except BrokenProcessPool:
-                detail = "its process died"
-                yield Outcome(check=check, verdict="FAILED", seconds=0.0, detail=detail)
-
-
-def _pool(num_jobs: int) -> ProcessPoolExecutor:
-    return ProcessPoolExecutor(num_jobs, mp_context=multiprocessing.get_context("spawn"))
+    os.environ.update(COMPILE_ENVIRONMENT)  # for the process, which imports jax
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as pool:
+        try:
+            return pool.submit(function, *arguments).result()
+        except BrokenProcessPool as error:
+            raise RuntimeError("the compiler's process died") from error
 
 
 def _print(outcomes: "Sequence[Outcome]") -> None:
@@ -166,11 +171,10 @@ def _print(outcomes: "Sequence[Outcome]") -> None:
     found: dict[tuple[str, str], dict[str, str]] = {}
     for outcome in outcomes:
         check = outcome.check
-        sizes = " ".join(str(value) for value in check.sizes.values())
         kind = check.kind if check.kind == "compile" else f"{check.kind} {check.backend}"
         cell = f"{outcome.seconds:.1f} s" if outcome.verdict == "ok" else outcome.verdict
-        found.setdefault((kind, f"{check.subject} {sizes}".strip()), {})[check.target] = cell
+        found.setdefault((kind, check.case), {})[check.target] = cell
     table = Table("check", "subject", *targets, box=None)
     for (kind, subject), cells in sorted(found.items()):
         table.add_row(kind, subject, *[cells.get(target, "") for target in targets])
-    Console().print(table)
+    table_console().print(table)

@@ -12,6 +12,7 @@ import sys
 import traceback
 from collections.abc import Sequence
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import hydra
@@ -22,33 +23,40 @@ from omegaconf import DictConfig
 
 from paxserve import (
     __version__,
+    capacity_command,
     check_kernels_command,
     pairs_command,
     replay_command,
     report_commands,
 )
+from paxserve.calibrate import command as calibrate_command
+from paxserve.engine import Engine
 from paxserve.experiment import Run, run
+from paxserve.fidelity import command as fidelity_command
+from paxserve.files import write_text
 from paxserve.hydra_config import config_directory, custom_policies, read_config
 from paxserve.metrics import Summary
+from paxserve.plan import command as plan_command
 from paxserve.report.table import print_table
 from paxserve.results import (
     FAILURE,
     check_writable,
     new_run_dir,
     write_results,
-    write_text,
 )
 from paxserve.terminal import Terminal
+from paxserve.tracking import TRACKER, Tracking
 from paxserve.verify import command as verify_command
 
 MOST_LOST_SHOWN = 3
+NOTHING_COMPLETED = "no request was completed"
 USER_ERRORS = (ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError)
 EPILOG = """\
 examples:
   paxserve run                                          the 48 demo prompts, default policies
   paxserve run batching=textbook limits.max_num_seqs=8  one policy and one limit changed
-  paxserve run -m batching=static,chunked_prefill reservation=max placement=first_fit \\
-      limits.max_model_len=1024                         a sweep
+  paxserve run -m batching=static,chunked_prefill seed=0,1,2 n_jobs=2 run_dir=SWEEP \\
+      limits.max_model_len=1024                         a sweep, each cell a process of its own
   paxserve run workload=jsonl workload.path=FILE.jsonl run_dir=DIR
   paxserve run batching=my_module:MyBatching            a policy of your own
   paxserve plot DIR ...                                 pictures of saved runs
@@ -59,6 +67,10 @@ examples:
   paxserve pairs                                        which choices go together
   paxserve replay DIR admission=sjf                     the same requests, another policy
   paxserve check-kernels --quick                        TPU and GPU kernels without either
+  paxserve plan model=llama-3-70b hardware=h100 tp=4    memory, batches, step times, limits
+  paxserve capacity --slo p99_itl_ms=100 OVERRIDES      the highest rate that meets an SLO
+  paxserve calibrate hardware=host-cpu --out FILE       what steps take on this device
+  paxserve fidelity hardware=host-cpu --calibrate       real against simulated, same workload
   paxserve run --help                                   groups, choices and settings
 """
 
@@ -88,6 +100,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     pairs_command.add(commands)
     replay_command.add(commands)
     check_kernels_command.add(commands)
+    plan_command.add(commands)
+    capacity_command.add(commands)
+    calibrate_command.add(commands)
+    fidelity_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     known = _parsed(parser, arguments)
@@ -140,23 +156,29 @@ def _claims(arguments: argparse.Namespace) -> None:
         write_text(file, json.dumps([claim.to_json() for claim in claims], indent=1) + "\n")
 
 
-def run_command(overrides: Sequence[str]) -> int:
-    """`paxserve run`: one run, or with `-m` a sweep that goes on when one of its runs fails."""
+def run_command(overrides: Sequence[str], *, into: Path | None = None) -> int:
+    """`paxserve run`: one run, or with `-m` a sweep that goes on when one of its runs fails.
+
+    Args:
+        overrides: of Hydra.
+        into: where the files go in place of run_dir, which is only written down.
+    """
     failures: list[Exception] = []
     summaries: dict[str, Summary] = {}
 
     def task(config: DictConfig) -> None:
-        done = run_job(config)
+        done = run_job(config, into=into)
         if isinstance(done, Exception):
             failures.append(done)
         else:
             summaries[HydraConfig.get().job.override_dirname or "run"] = done
 
     sys.path.insert(0, os.getcwd())  # for a policy of your own: batching=my_module:MyBatching
-    sys.argv = ["paxserve run", *custom_policies(overrides)]
     main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="config")
     try:
-        main(task)()
+        with TemporaryDirectory(prefix="paxserve-") as scratch:
+            sys.argv = ["paxserve run", *custom_policies(overrides, scratch=scratch)]
+            main(task)()
     except KeyboardInterrupt:
         print("paxserve: interrupted", file=sys.stderr)
         return 130
@@ -167,23 +189,35 @@ def run_command(overrides: Sequence[str]) -> int:
     return max((_exit_code(failure) for failure in failures), default=0)
 
 
-def run_job(config: DictConfig) -> Summary | Exception:
+def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Exception:
     """One run of a command or sweep: results in its directory, its table on the terminal.
+
+    Args:
+        config: as composed.
+        into: see `run_command`.
 
     Returns:
         The summary, or what went wrong. That has been printed in a line, and is in `error.txt` of
-        the directory, with its traceback where it is not the user's mistake.
+        the directory, with its traceback.
     """
     hydra_config = HydraConfig.get()
     terminal = Terminal()
-    path = None
+    path = tracking = None
     try:
         plain, choices, explicit = read_config(config, hydra_config)
-        path = new_run_dir(_run_dir(plain, hydra_config))
+        path = new_run_dir(str(into) if into is not None else _run_dir(plain, hydra_config))
+        asked = {"choices": choices, **plain}
+        tracking = Tracking.of(asked, path)
         result = run(
-            plain, choices=choices, explicit=explicit, say=terminal.say, progress=terminal.progress
+            plain,
+            choices=choices,
+            explicit=[key for key in explicit if key.partition(".")[0] != TRACKER],
+            say=terminal.say,
+            progress=terminal.progress,
+            tracking=tracking,
         )
-        _write(result, path, {"choices": choices, **plain})
+        tracking.end(result.summary)
+        _write(result, path, asked)
         return _show(result, path, terminal)
     except Exception as error:
         _note_failure(error, path)
@@ -194,9 +228,14 @@ def run_job(config: DictConfig) -> Summary | Exception:
         raise
     finally:
         terminal.close()
+        if tracking is not None:
+            tracking.end(None)
 
 
 def _write(result: Run, path: Path, config: dict[str, Any]) -> None:
+    """A run in which nothing was completed has failed, and that is written before the marker."""
+    if not result.summary["completed"]:
+        write_text(path / FAILURE, f"{NOTHING_COMPLETED}\n")
     try:
         write_results(result, path, config=config)
     except Exception as error:  # nothing about it is the user's mistake
@@ -206,28 +245,36 @@ def _write(result: Run, path: Path, config: dict[str, Any]) -> None:
 def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
     terminal.close()
     lost = [f"request {arrival.request_id} was refused: {why}" for arrival, why in result.refused]
-    lost += [request.error for request in result.engine.requests if request.error is not None]
+    lost += errors_of(result.engine)
     for message in lost[:MOST_LOST_SHOWN]:
         terminal.say(message)
-    if len(lost) > MOST_LOST_SHOWN:
-        terminal.say(f"... and {len(lost) - MOST_LOST_SHOWN} more; see outputs.jsonl")
+    num_more = len(result.refused) + int(result.summary["failed"] or 0) - MOST_LOST_SHOWN
+    if num_more > 0:
+        kept = "requests.parquet" if result.engine.folded else "outputs.jsonl"
+        terminal.say(f"... and {num_more} more; see {kept}")
     print_table({path.name: result.summary})
     print(f"results: {path}")
     if result.summary["completed"]:
         return result.summary
-    failure = RuntimeError("no request was completed")
+    failure = RuntimeError(NOTHING_COMPLETED)
     _note_failure(failure, path)
     return failure
 
 
+def errors_of(engine: Engine) -> list[str]:
+    """Of the requests that failed; the first of them where they were not kept."""
+    if engine.folded is not None:
+        return engine.folded.errors
+    return [request.error for request in engine.requests if request.error is not None]
+
+
 def _note_failure(error: Exception, path: Path | None) -> None:
     is_users = isinstance(error, USER_ERRORS)
+    what = f"{error}" if is_users else f"{type(error).__name__}: {error}"
     if path is not None:
-        lines = [f"{error}\n"] if is_users else traceback.format_exception(error)
-        write_text(path / FAILURE, "".join(lines))
+        write_text(path / FAILURE, "".join([f"{what}\n\n", *traceback.format_exception(error)]))
     where = "" if is_users or path is None else f" (traceback in {path / FAILURE})"
-    kind = "" if is_users else f"{type(error).__name__}: "
-    print(f"paxserve: error: {kind}{error}{where}", file=sys.stderr)
+    print(f"paxserve: error: {what}{where}", file=sys.stderr)
 
 
 def _exit_code(error: Exception) -> int:

@@ -7,11 +7,12 @@ one table, one picture, a few texts, and the result files of both runs.
 from pathlib import Path
 
 from paxserve.experiment import Run, run
+from paxserve.files import write_text
 from paxserve.hydra_config import compose_config
 from paxserve.report.run_tables import RunTables
 from paxserve.report.table import print_table
 from paxserve.report.timeline import draw_timelines
-from paxserve.results import new_run_dir, write_results, write_text
+from paxserve.results import new_run_dir, write_results
 from paxserve.terminal import Terminal
 
 RUNS = {

@@ -8,28 +8,28 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from paxserve.batch import Batch
+from paxserve.draft_rows import DraftRows
 from paxserve.events import EventLog, Kind
 from paxserve.request import Request, Sequence
-from paxserve.step import BlockCopy, DecodeRows, RowEntry, RowPlan, StepPlan, TableWrite
+from paxserve.step import BlockCopy, RowEntry, RowPlan, StepPlan, TableWrite
 
 
 @dataclass(slots=True, kw_only=True)
 class StepDraft:
     """Invariant: tokens of `rows` + `budget_left` == max_num_batched_tokens.
 
-    rows: what is computed, by sequence id; decodes: what was granted in bulk, as long as nobody
-    asked for rows. chunks: those that got more than one token. unwritten: sequence ids of rows
-    that only read again. touched: sequences whose table may have changed. newcomers: requests that
-    entered in this step, and the blocks that are swapped in for them. started: sequences that took
-    over their source's blocks in this step. published: blocks that a request offered to the prefix
-    cache in this step; hits: newcomers that found such a block. dropped: requests that were
-    preempted, held back or ended in this step; they are not granted anything any more.
+    rows: what is computed. chunks: the rows of more than one token, by sequence id. unwritten:
+    sequence ids of rows that only read again. touched: sequences whose table may have changed.
+    newcomers: requests that entered in this step, and the blocks that are swapped in for them.
+    started: sequences that took over their source's blocks in this step. published: blocks that a
+    request offered to the prefix cache in this step; hits: newcomers that found such a block.
+    dropped: requests that were preempted, held back or ended in this step; they are not granted
+    anything any more.
     """
 
     budget_left: int
-    decodes: DecodeRows | None = None
-    _rows: dict[int, RowPlan] = field(default_factory=dict)
-    chunks: list[int] = field(default_factory=list)
+    rows: DraftRows = field(default_factory=DraftRows)
+    chunks: dict[int, RowPlan] = field(default_factory=dict)
     unwritten: set[int] = field(default_factory=set)
     touched: dict[int, Sequence] = field(default_factory=dict)
     newcomers: dict[Request, list[BlockCopy]] = field(default_factory=dict)
@@ -41,33 +41,24 @@ class StepDraft:
     num_preempted: int = 0
     num_failed: int = 0
 
-    @property
-    def rows(self) -> dict[int, RowPlan]:
-        """What is computed, by sequence id; decodes granted in bulk are taken apart for it."""
-        if self.decodes is not None:
-            self._rows.update({row.sequence_id: row for row in self.decodes})
-            self.decodes = None
-        return self._rows
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether nothing is computed."""
-        return self.decodes is None and not self._rows
+    def publish(self, batch: Batch, request: Request, sequence: Sequence) -> None:
+        """Offer full blocks to the prefix cache; see `Batch.publish`."""
+        published = batch.publish(request, sequence)
+        if published:
+            self.published.setdefault(request, []).extend(published)
 
     def to_plan(self, step_id: int, batch: Batch, events: EventLog) -> StepPlan | None:
         """The finished plan, or None if there is nothing to do. Nothing can be taken back now."""
         swap_in = [copy for copies in self.newcomers.values() for copy in copies]
         copies = self._settled_copies(batch, events)
-        if self.is_empty and not self.swap_out:
+        if not self.rows and not self.swap_out:
             return None
         self._settle_newcomers(batch, events)
         self._log_chunks(batch, events)
-        places = (
-            {sequence_id: i for i, sequence_id in enumerate(self.rows)} if self.unwritten else {}
-        )
+        places = self.rows.index() if self.unwritten else {}
         return StepPlan(
             step_id=step_id,
-            rows=self.decodes or tuple(self.rows.values()),
+            rows=self.rows.joined(),
             entries=tuple(self._entries()),
             table_writes=tuple(self._table_writes()),
             copies=tuple(copies),
@@ -112,11 +103,9 @@ class StepDraft:
                 )
 
     def _log_chunks(self, batch: Batch, events: EventLog) -> None:
-        for sequence_id in self.chunks:
-            row = self.rows.get(sequence_id)
-            if row is not None:
-                request, _ = batch.by_sequence[sequence_id]
-                events.add(Kind.CHUNK, request.request_id, num_tokens=row.num_tokens, row=row.row)
+        for sequence_id, row in self.chunks.items():
+            request, _ = batch.by_sequence[sequence_id]
+            events.add(Kind.CHUNK, request.request_id, num_tokens=row.num_tokens, row=row.row)
 
     def _entries(self) -> Iterator[RowEntry]:
         for request in self.newcomers:

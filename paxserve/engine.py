@@ -7,23 +7,28 @@ devices, which kind of clock or executor it was given.
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
 from paxserve.block_log import BlockLog
 from paxserve.clock import Clock
 from paxserve.events import EventLog
-from paxserve.executor import Executor
+from paxserve.executor import Executor, Repeating
 from paxserve.intake import Intake, InvalidRequest, Prompt
+from paxserve.leaping import Leaping
 from paxserve.ledger import Ledger, SlotCounts
 from paxserve.limits import Limits
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Notices
 from paxserve.outputs import Delta, RequestOutput, request_output
 from paxserve.policies import Policies
-from paxserve.records import StepRecord
+from paxserve.records import StepLog, StepRecord
 from paxserve.request import NO_ORIGIN, FinishReason, Origin, Request, State
 from paxserve.sampling_params import SamplingParams
 from paxserve.scheduler import Scheduler
 from paxserve.texts import Texts
+
+if TYPE_CHECKING:
+    from paxserve.folded import FoldedRequests
 
 
 class Engine:
@@ -31,7 +36,8 @@ class Engine:
 
     `requests` are all that were ever accepted, in order of arrival; `steps` one record per
     executed step, beside `ledger.steps()`. These and `events` grow as long as the engine lives:
-    they are what an experiment is for. `block_log` is None unless it is asked for.
+    they are what an experiment is for. `block_log` is None unless it is asked for. With `folded`,
+    a request is reduced to its figures once it has ended and holds nothing, and events are dropped.
     """
 
     def __init__(
@@ -45,19 +51,31 @@ class Engine:
         tokenizer: Tokenizer | None = None,
         notices: Notices | None = None,
         logs_blocks: bool = False,
+        folded: "FoldedRequests | None" = None,
     ) -> None:
         self.limits = limits
         self.clock = clock
         self.executor = executor
-        self.events = EventLog()
+        self.folded = folded
+        self.events = EventLog(keeps=folded is None)
         self.scheduler = Scheduler(limits=limits, policies=policies, events=self.events)
         self.ledger = Ledger(self.scheduler.batch)
         self.block_log = BlockLog(self.scheduler.batch) if logs_blocks else None
-        self.requests: list[Request] = []
-        self.steps: list[StepRecord] = []
+        self._requests: list[Request] = []
+        self._leaving: list[Request] = []  # ended, but perhaps not released
+        self.steps = StepLog()
         self._intake = intake
         self._notices = notices
         self._texts = Texts(tokenizer)
+        self._leaping: Leaping | None = None
+        if isinstance(executor, Repeating) and tokenizer is None and not logs_blocks:
+            self._leaping = Leaping(
+                scheduler=self.scheduler,
+                executor=executor,
+                ledger=self.ledger,
+                steps=self.steps,
+                clock=clock,
+            )
         self._is_deciding = False
         self._let_go: list[Request] = []
 
@@ -98,9 +116,20 @@ class Engine:
             self.scheduler.reject(request_id or "?", reason=str(error), now_s=now_s)
             raise
         self.scheduler.add(request, now_s=now_s)
-        self.requests.append(request)
-        self._texts.open(request)
+        if self.folded is None:
+            self._requests.append(request)
         return request
+
+    @property
+    def requests(self) -> list[Request]:
+        """All that were ever accepted, in order of arrival.
+
+        Raises:
+            RuntimeError: they were not kept.
+        """
+        if self.folded is not None:
+            raise RuntimeError("requests are not kept under record=compact: use record=full")
+        return self._requests
 
     def abort(self, request_id: str) -> bool:
         """End a request in whatever state it is; False if it is unknown or has ended.
@@ -122,6 +151,7 @@ class Engine:
         """Abort a request, if it has not ended, without a word of it in the next step."""
         if request.finish_reason is None and self.abort(request.request_id):
             self.scheduler.batch.ended.remove(request)
+            self._leaving.append(request)
 
     def let_go(self, request: Request) -> None:
         """Discard a request when the next step begins: for those who cannot know what is going on
@@ -133,6 +163,17 @@ class Engine:
         """What a request has produced so far."""
         return request_output(request, [self._texts.text(s) for s in request.sequences])
 
+    def fold(self) -> None:
+        """Requests that have ended and hold nothing: what was counted for them is final."""
+        held, leaving = self.scheduler.batch.requests, self._leaving
+        self._leaving = [request for request in leaving if request.request_id in held]
+        for request in leaving:
+            if request.request_id not in held:
+                self.ledger.close(request)
+                if self.folded is not None:
+                    self._texts.close(request)
+                    self.folded.add(request)
+
     @property
     def has_work(self) -> bool:
         """Whether anything waits, runs, or is yet to release its row and memory."""
@@ -140,8 +181,11 @@ class Engine:
 
     # The loop.
 
-    def step(self) -> list[Request]:
+    def step(self, *, alone_until_s: float | None = None) -> list[Request]:
         """One step; returns the requests that got a token or ended since the last one.
+
+        With `alone_until_s` the caller says that nobody comes, goes or looks on before that time;
+        then a simulation may take several steps in one move, if they are all alike (`leaping.py`).
 
         If anything fails in it (an interrupt, a device out of memory, a wrong policy), what was
         planned is lost: every live request ends with an error, memory is released, and the failure
@@ -150,26 +194,44 @@ class Engine:
         while self._let_go:
             self.discard(self._let_go.pop())
         try:
+            if alone_until_s is not None and (progressed := self._leap(alone_until_s)):
+                return progressed
             progressed, slots = self._step()
         except BaseException as failure:
             error = f"the step failed: {type(failure).__name__}: {failure}"
             self.scheduler.fail_all(error, now_s=self.clock.now_s())
             self.executor.reset()
             raise
-        for request in progressed:
-            self._advance_text(request)
-        seen = set(progressed)
-        ended = [request for request in self.scheduler.take_ended() if request not in seen]
-        for request in ended:
-            self._advance_text(request)
+        if self._texts.are_read:
+            for request in progressed:
+                self._advance_text(request)
+        ended = self.scheduler.take_ended()
+        self._leaving += ended
+        if ended:
+            seen = set(progressed)
+            ended = [request for request in ended if request not in seen]
+            for request in ended:
+                self._advance_text(request)
         if self._notices is not None and slots is not None:
             self._notices.after_step(self.steps[-1], slots, self.events)
         return progressed + ended
+
+    def _leap(self, until_s: float) -> list[Request]:
+        """Several steps in one move, if that is sure to be as good as one by one; else none."""
+        leaping, notices = self._leaping, self._notices
+        return [] if leaping is None else leaping.leap(until_s, notices)
+
+    @property
+    def num_leapt_steps(self) -> int:
+        """Of all steps so far, those that were not planned one by one."""
+        return 0 if self._leaping is None else self._leaping.num_steps
 
     def _step(self) -> tuple[list[Request], SlotCounts | None]:
         """Requests that got a token, and the slot counts, None when nothing was to be computed."""
         scheduler, clock, batch = self.scheduler, self.clock, self.scheduler.batch
         scheduler.retire()
+        if self._leaving:
+            self.fold()
         num_entered, num_hit = batch.num_entered_tokens, batch.num_hit_tokens
         num_evicted = batch.pool.num_evicted
         start_s = clock.now_s()

@@ -10,12 +10,15 @@ from typing import Any, NamedTuple
 
 from paxserve.assemble import real_engine, scripted_engine, simulated_engine
 from paxserve.compose import load
+from paxserve.cost_model import CostModel
 from paxserve.engine import Engine
+from paxserve.folded import FoldedRequests
 from paxserve.hardware import Hardware
 from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel, load_model, model_config
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Say
+from paxserve.numbers import flag
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings, Knobs, from_section
 
@@ -45,6 +48,7 @@ class _Asked(NamedTuple):
     say: Say
     logs_blocks: bool
     forks: bool
+    folded: FoldedRequests | None
 
     def settings(self, *, unread: Iterable[str], **more: Any) -> EngineSettings:
         """Limits, of which some are legal but not read by this executor."""
@@ -74,6 +78,7 @@ def make_engine(
     say: Say,
     logs_blocks: bool,
     forks: bool,
+    folded: FoldedRequests | None = None,
 ) -> Made:
     """The engine that was asked for, not warmed up.
 
@@ -82,7 +87,7 @@ def make_engine(
         knobs: the settings; those that are read are marked so.
         policies: as composed.
         choices: group -> the name that was chosen for it.
-        seed, say, logs_blocks, forks: as of `real_engine`.
+        seed, say, logs_blocks, forks, folded: as of `real_engine`.
 
     Raises:
         ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError: as of `load_model`
@@ -90,7 +95,9 @@ def make_engine(
     """
     if executor not in _MAKERS:
         raise ValueError(f"executor={executor} is not known; choose one of {', '.join(_MAKERS)}")
-    return _MAKERS[executor](_Asked(knobs, policies, choices, seed, say, logs_blocks, forks))
+    return _MAKERS[executor](
+        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded)
+    )
 
 
 def _real(asked: _Asked) -> Made:
@@ -118,6 +125,7 @@ def _real(asked: _Asked) -> Made:
         seed=asked.seed,
         say=asked.say,
         logs_blocks=asked.logs_blocks,
+        folded=asked.folded,
         forks=asked.forks,
     )
     return Made(
@@ -130,24 +138,24 @@ def _real(asked: _Asked) -> Made:
 
 def _simulated(asked: _Asked) -> Made:
     knobs = asked.knobs
-    pads = knobs.section("executor")["pads"]
-    if not isinstance(pads, bool):
-        raise ValueError(f"executor.pads must be true or false, got {pads!r}")
+    pads, leaps = knobs.section("executor")["pads"], knobs.section("executor")["leaps"]
+    flag("executor.pads", pads)
+    flag("executor.leaps", leaps)
     buckets = () if pads else ("row_buckets", "token_buckets")
     settings = asked.settings(unread=(*asked.fixed_pool, *buckets))
     model = dimensions(knobs)
-    knobs.used("hardware")
-    knobs.used("cost_model")
     engine = simulated_engine(
         model=model,
         hardware=hardware(knobs),
-        cost_model=load("cost_model", asked.choices["cost_model"], knobs.plain("cost_model")),
+        cost_model=cost_model(knobs, asked.choices["cost_model"]),
         settings=settings,
         policies=asked.policies,
         pads=pads,
+        leaps=leaps,
         seed=asked.seed,
         say=asked.say,
         logs_blocks=asked.logs_blocks,
+        folded=asked.folded,
     )
     return Made(engine=engine, vocab_size=model.vocab_size)
 
@@ -174,6 +182,7 @@ def _scripted(asked: _Asked) -> Made:
         seed=asked.seed,
         say=asked.say,
         logs_blocks=asked.logs_blocks,
+        folded=asked.folded,
     )
     return Made(engine=engine, vocab_size=executor["vocab_size"])
 
@@ -197,7 +206,19 @@ def hardware(knobs: Knobs) -> Hardware:
     Raises:
         ValueError: a number that no device can have.
     """
+    knobs.used("hardware")
     return _made(Hardware, "hardware", knobs.plain("hardware"))
+
+
+def cost_model(knobs: Knobs, name: str) -> CostModel:
+    """The cost model that was chosen.
+
+    Raises:
+        ValueError: there is none of that name, or a setting that it does not have.
+    """
+    knobs.used("cost_model")
+    made: CostModel = load("cost_model", name, knobs.plain("cost_model"))
+    return made
 
 
 def _name(section: Mapping[str, Any]) -> str:

@@ -45,12 +45,26 @@ class Event(NamedTuple):
 
 
 class EventLog:
-    """Events so far, oldest first. `step_id` and `now_s` stamp the next ones."""
+    """Events so far, oldest first. `step_id` and `now_s` stamp the next ones.
 
-    def __init__(self) -> None:
+    Args:
+        keeps: whether those of earlier steps stay, once the next step begins.
+    """
+
+    def __init__(self, *, keeps: bool = True) -> None:
         self.step_id = 0
         self.now_s = 0.0
+        self.keeps = keeps
         self._events: list[Event] = []
+        self._num_dropped = 0
+
+    def begin_step(self, now_s: float) -> None:
+        """The next step begins."""
+        self.step_id += 1
+        self.now_s = now_s
+        if not self.keeps:
+            self._num_dropped += len(self._events)
+            self._events.clear()
 
     def add(
         self, kind: Kind, request_id: str, *, num_tokens: int = 0, row: int = -1, detail: str = ""
@@ -61,11 +75,13 @@ class EventLog:
         )
 
     def __iter__(self) -> Iterator[Event]:
+        """Those that are kept."""
         return iter(self._events)
 
     def __len__(self) -> int:
-        return len(self._events)
+        """How many there ever were."""
+        return self._num_dropped + len(self._events)
 
     def since(self, start: int) -> list[Event]:
-        """Event number `start` and all later ones."""
-        return self._events[start:]
+        """Event number `start` and all later ones, as far as they are kept."""
+        return self._events[max(0, start - self._num_dropped) :]

@@ -4,25 +4,32 @@ Owns: the order build -> check that every setting is read -> warm up -> serve ->
 settings and the choices made per group. Out: a `Run`. Must not know: Hydra, files, tables.
 """
 
+import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from paxserve.clock import VirtualClock
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
+from paxserve.folded import FoldedRequests
 from paxserve.intake import InvalidRequest
-from paxserve.metrics import Summary, summarize
+from paxserve.metrics import Summary, request_columns, summarize_columns
 from paxserve.notices import Say
 from paxserve.pack import variant_of
 from paxserve.policies import Policies
 from paxserve.sampling_params import SamplingParams
 from paxserve.serve import serve
+from paxserve.service_level import RequestBounds
 from paxserve.settings import Knobs, from_section
+from paxserve.tracking import Tracking
 from paxserve.workload import Arrival, Source, Vocabulary, Workload
 
 type Progress = Callable[[str, int, int], None]
+
+RECORDS = ("full", "compact")
 
 
 class ServingFailed(RuntimeError):
@@ -31,11 +38,16 @@ class ServingFailed(RuntimeError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
-    """A run before its first request: everything is built and checked, nothing is warmed up."""
+    """A run before its first request: everything is built and checked, nothing is warmed up.
+
+    `open_source` opens the workload once more: the same arrivals, none of them taken.
+    """
 
     made: Made
     source: Source
     params: SamplingParams
+    bounds: RequestBounds
+    open_source: Callable[[], Source]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,17 +75,20 @@ def run(
     progress: Progress,
     policies: Mapping[str, object] | None = None,
     workload: Workload | None = None,
+    tracking: Tracking | None = None,
 ) -> Run:
     """Run one experiment.
 
     Args:
-        config: group -> key -> value, `seed`, and `record_blocks`: keep the log of blocks.
+        config: group -> key -> value, `seed`; `record_blocks`: keep the log of blocks; `record`:
+            full, or compact (see `folded.py`).
         choices: group -> the name that was chosen for it.
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
         progress: called with (what, done, total).
         policies: axis -> a policy object, in place of what was chosen for that axis.
         workload: in place of the one that was chosen.
+        tracking: whom to tell how it goes.
 
     Raises:
         ValueError: settings that are wrong, do not go together, or that nothing reads.
@@ -85,7 +100,7 @@ def run(
         config, choices=choices, explicit=explicit, say=say, policies=policies, workload=workload
     )
     try:
-        return _serve(prepared, say, progress)
+        return serve_prepared(prepared, say, progress, tracking)
     except Exception as error:
         raise ServingFailed(f"{type(error).__name__} while serving: {error}") from error
 
@@ -107,6 +122,12 @@ def prepare(
     logs_blocks = config.get("record_blocks", False)
     if not isinstance(logs_blocks, bool):
         raise ValueError(f"record_blocks must be true or false, got {logs_blocks!r}")
+    bounds = from_section(RequestBounds, knobs.section("goodput"))
+    record = config.get("record", "full")
+    if record not in RECORDS:
+        raise ValueError(f"record must be one of {', '.join(RECORDS)}, got {record!r}")
+    if record == "compact" and logs_blocks:
+        raise ValueError("record=compact keeps no history, and record_blocks=true is one")
     composed = _policies(knobs, choices, policies or {})
     if workload is None:
         workload = _workload(knobs, choices)
@@ -124,16 +145,25 @@ def prepare(
         say=say,
         logs_blocks=logs_blocks,
         forks=params.num_sequences > 1,
+        folded=FoldedRequests() if record == "compact" else None,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer
     vocabulary = Vocabulary(made.vocab_size, None if tokenizer is None else tokenizer.encode)
+    open_source = partial(workload.open, seed=seed, vocabulary=vocabulary)
     return Prepared(
-        made=made, source=workload.open(seed=seed, vocabulary=vocabulary), params=params
+        made=made,
+        source=open_source(),
+        params=params,
+        bounds=bounds,
+        open_source=open_source,
     )
 
 
-def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
+def serve_prepared(
+    prepared: Prepared, say: Say, progress: Progress, tracking: Tracking | None = None
+) -> Run:
+    """Warm up, serve all that comes, measure."""
     engine, source = prepared.made.engine, prepared.source
     warm_up_s, num_executables = warm_up(engine, prepared.params, progress)
     if num_executables:
@@ -145,14 +175,29 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
         ended += number
         progress("requests", ended, source.num_requests)
 
+    started_s = time.perf_counter()
     refused = serve(
-        engine, source, prepared.params, tokenizer=prepared.made.tokenizer, on_ended=on_ended
+        engine,
+        source,
+        prepared.params,
+        tokenizer=prepared.made.tokenizer,
+        on_ended=on_ended,
+        on_step=None if tracking is None else lambda: tracking.after_step(engine, ended),
     )
-    summary = summarize(engine.requests, engine.steps, engine.ledger.steps())
+    if isinstance(engine.clock, VirtualClock):
+        say(cost_line(engine, time.perf_counter() - started_s))
+    engine.fold()
+    folded = engine.folded
+    requests = request_columns(engine.requests) if folded is None else folded.columns()
+    summary = summarize_columns(requests, engine.steps, engine.ledger.columns())
+    duration_s = float(summary["duration"] or 0)
+    num_sent = len(requests.gaps_s) + len(refused)
     extra: Summary = {
+        **prepared.bounds.goodput(requests.fields, num_sent=num_sent, duration_s=duration_s),
         "num_refused": len(refused),
         "warm_up_s": warm_up_s,
         "num_executables": num_executables,
+        "leapt_steps": engine.num_leapt_steps,
     }
     return Run(
         engine=engine,
@@ -162,6 +207,17 @@ def _serve(prepared: Prepared, say: Say, progress: Progress) -> Run:
         num_executables=num_executables,
         device=prepared.made.device,
         start_s=start_s,
+    )
+
+
+def cost_line(engine: Engine, wall_s: float) -> str:
+    """What a run in virtual time cost on this machine. A token is one that was computed."""
+    num_steps, num_tokens = len(engine.steps), int(engine.steps.column("num_tokens").sum())
+    per_step, per_token = (1e6 * wall_s / max(1, num) for num in (num_steps, num_tokens))
+    leapt = f", {engine.num_leapt_steps} of them leapt" if engine.num_leapt_steps else ""
+    return (
+        f"{num_steps} steps{leapt} and {num_tokens} tokens in {wall_s:.1f} s: "
+        f"{per_step:.0f} us per step, {per_token:.2f} us per token"
     )
 
 
@@ -207,7 +263,7 @@ def warm_up(engine: Engine, params: SamplingParams, progress: Progress) -> tuple
     """Build what requests with these settings need; returns the seconds it took and how many
     executables there are.
     """
-    if isinstance(engine.clock, VirtualClock):
+    if not hasattr(engine.executor, "warm_up"):
         return 0.0, 0
     from paxserve.executor.real import Real
 

@@ -14,7 +14,7 @@ from math import inf
 
 from paxserve.batch import Batch
 from paxserve.beam_search import Candidate, Hypothesis, choose
-from paxserve.request import FinishReason, Request, Sequence
+from paxserve.request import FinishReason, Request, Sequence, token_array
 from paxserve.step import RowOutput
 
 
@@ -64,14 +64,14 @@ def _deal(
             place_of[i] = candidate.parent
     free = [place for place in range(len(places)) if place not in place_of.values()]
     forks = [(i, free.pop(0)) for i in range(len(going_on)) if i not in place_of]
-    parents = [(list(p.token_ids), list(p.token_times_s), list(p.block_table)) for p in places]
+    parents = [(p.token_ids[:], list(p.token_times_s), list(p.block_table)) for p in places]
     for i, _ in forks:  # references first, so that no block is let go that lives on
         batch.pool.share(parents[going_on[i].parent][2], is_hit=False)
     for i, place in forks:
         parent, sequence = going_on[i].parent, places[place]
         batch.tables.let_go(sequence)
         sequence.token_ids, sequence.token_times_s = (
-            list(parents[parent][0]),
+            parents[parent][0][:],
             list(parents[parent][1]),
         )
         sequence.block_table.extend(parents[parent][2])
@@ -118,7 +118,7 @@ def _end(batch: Batch, request: Request, dealt: list[Sequence]) -> None:
     nothing = Hypothesis((), (), -inf, None, False)
     ranked += [nothing] * (len(request.sequences) - len(ranked))
     for sequence, hypothesis in zip(request.sequences, ranked, strict=False):
-        sequence.token_ids = [*request.prompt_token_ids, *hypothesis.token_ids]
+        sequence.token_ids = token_array((*request.prompt_token_ids, *hypothesis.token_ids))
         sequence.token_times_s = list(hypothesis.token_times_s)
         sequence.cumulative_logprob = hypothesis.cumulative_logprob
         sequence.stop_reason = hypothesis.stop_reason

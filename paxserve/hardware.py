@@ -46,6 +46,12 @@ class Hardware:
         whole("hardware.memory_bytes", self.memory_bytes, low=1, high=10**15)
         whole("hardware.reserved_bytes", self.reserved_bytes, high=self.memory_bytes)
         whole("hardware.tile_tokens", self.tile_tokens, low=1, high=4096)
+        if not isinstance(self.name, str) or not self.name:
+            raise ValueError(f"hardware.name must be a name, got {self.name!r}")
+        if not isinstance(self.compile_target, str | None):
+            raise ValueError(
+                f"hardware.compile_target must be a name or null, got {self.compile_target!r}"
+            )
         if self.platform not in ("cpu", "gpu", "tpu"):
             raise ValueError(f"hardware.platform must be cpu, gpu or tpu, got {self.platform!r}")
 

@@ -14,6 +14,7 @@ UNWRITTEN = np.uint64(0)
 _MIX = np.uint64(0x9E3779B97F4A7C15)
 _SHIFT = np.uint64(29)
 _SCALE_BITS = 20
+_ALL_BITS = 2**64 - 1
 
 
 def kv_values(tokens: np.ndarray, positions: np.ndarray) -> np.ndarray:
@@ -27,6 +28,13 @@ def mix(values: np.ndarray) -> np.ndarray:
     mixed ^= mixed >> _SHIFT
     mixed *= _MIX
     return mixed | np.uint64(1)
+
+
+def mix_one(value: int) -> int:
+    """`mix` of a single number."""
+    mixed = (value + 1) * int(_MIX) & _ALL_BITS
+    mixed ^= mixed >> int(_SHIFT)
+    return mixed * int(_MIX) & _ALL_BITS | 1
 
 
 def token_logprobs(digest: int, token: int, *, num: int, vocab_size: int) -> TokenLogprobs:

@@ -16,14 +16,12 @@ from omegaconf import DictConfig, OmegaConf
 
 from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted
 
-_CUSTOM = re.compile(rf"({'|'.join((*POLICY_AXES, GATE, *WORKLOAD_AXES))})=([\w.]+:\w+)")
+_OWN = (*POLICY_AXES, GATE, *WORKLOAD_AXES, "tracker")  # may be classes of a user's own
+_CUSTOM = re.compile(rf"({'|'.join(_OWN)})=([\w.]+:\w+)")
 _SLASH = "__"  # stands for the / of workload/arrivals inside a key
-_QUIET = (
-    "hydra.run.dir=.",
-    "hydra.sweep.dir=.",
-    "hydra.sweep.subdir=.",
-    "hydra.output_subdir=null",
-)
+_QUIET = ("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
+_SWEEP_FLAGS = {"-m", "--multirun"}
+_OF_THE_SWEEP = ("n_jobs=", "resume=")
 _NO_LOGS = ("hydra/job_logging=none", "hydra/hydra_logging=none")
 
 
@@ -40,14 +38,23 @@ def file_settings(axis: str, name: str) -> dict[str, Any]:
     return dict(found or {})
 
 
-def custom_policies(overrides: Sequence[str]) -> list[str]:
-    """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
-    Hydra is told to leave no files of its own.
+def custom_policies(overrides: Sequence[str], *, scratch: str) -> list[str]:
+    """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`; of a
+    sweep, `n_jobs` and `resume` are settings of its launcher; and Hydra leaves files of its own in
+    `scratch` only.
     """
     rewritten = _rewritten(overrides)
+    if _SWEEP_FLAGS & set(rewritten):
+        rewritten = [f"hydra.launcher.{o}" if o.startswith(_OF_THE_SWEEP) else o for o in rewritten]
     # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
     flags = [argument for argument in rewritten if not _is_override(argument)]
-    return [*flags, *_QUIET, *_NO_LOGS, *filter(_is_override, rewritten)]
+    return [
+        *flags,
+        f"hydra.sweep.dir='{scratch}'",
+        *_QUIET,
+        *_NO_LOGS,
+        *filter(_is_override, rewritten),
+    ]
 
 
 def _rewritten(overrides: Sequence[str]) -> list[str]:
@@ -99,6 +106,11 @@ def compose_config(overrides: Sequence[str]) -> Composed:
             config = compose("config", _rewritten(overrides), return_hydra_config=True)
         except HydraException as error:
             raise ValueError(str(error)) from error
+    return plain_config(config)
+
+
+def plain_config(config: DictConfig) -> Composed:
+    """`read_config` of a config that holds Hydra's own."""
     groups = [str(key) for key in config if key != "hydra"]
     return read_config(OmegaConf.masked_copy(config, groups), config.hydra)
 
@@ -159,6 +171,7 @@ def _is_no_setting(key: str) -> bool:
         "run",
         "run_dir",
         "seed",
+        "record",
         "record_blocks",
     ) or key.startswith("custom.")
 

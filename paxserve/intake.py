@@ -6,16 +6,16 @@ Must not know: queues, devices.
 """
 
 import math
-import operator
 import zlib
-from collections.abc import Sequence
+from array import array
+from collections.abc import Iterable, Sequence
 from itertools import count
 from typing import TypedDict
 
 from paxserve.beam_search import Beams
 from paxserve.limits import Limits
 from paxserve.models.tokenizer import Tokenizer
-from paxserve.request import NO_ORIGIN, Origin, Request
+from paxserve.request import NO_ORIGIN, Origin, Request, token_array
 from paxserve.request import Sequence as TokenSequence
 from paxserve.sampling_params import MAX_LOGPROBS, MAX_SEED, MAX_SUPPRESSED_IDS, SamplingParams
 from paxserve.step import RowSampling
@@ -41,6 +41,9 @@ def text_of(prompt: Prompt) -> str | None:
     if isinstance(prompt, dict):
         prompt = prompt.get("prompt")  # type: ignore[assignment]
     return prompt if isinstance(prompt, str) else None
+
+
+_NONE: frozenset[int] = frozenset()  # shared by all that have no end token
 
 
 class InvalidRequest(ValueError):
@@ -119,17 +122,17 @@ class Intake:
             arrival_s=arrival_s,
             arrival_seq=next(self._arrivals),
             prompt=text_of(prompt),
-            prompt_token_ids=token_ids,
+            num_prompt_tokens=len(token_ids),
             params=params,
             sampling=sampling,
             max_known_tokens=length,
-            stop_ids=frozenset(stop_ids),
+            stop_ids=frozenset(stop_ids) if stop_ids else _NONE,
             sequences=tuple(
                 [
                     TokenSequence(
                         sequence_id=next(self._numbers),
                         index=index,
-                        token_ids=list(token_ids),
+                        token_ids=token_ids[:],
                         num_remaining_tokens=len(token_ids),
                         seed=seed_of_sample(sampling.seed, index),
                     )
@@ -165,7 +168,7 @@ class Intake:
         self._taken_ids.add(wanted)
         return wanted
 
-    def _token_ids(self, prompt: Prompt) -> tuple[int, ...]:
+    def _token_ids(self, prompt: Prompt) -> "array[int]":
         text = text_of(prompt)
         if text is not None and (isinstance(prompt, str) or set(prompt) == {"prompt"}):
             if self._tokenizer is None:
@@ -185,13 +188,15 @@ class Intake:
             )
         return self._check_ids("prompt_token_ids", token_ids)
 
-    def _check_ids(self, name: str, token_ids: Sequence[object]) -> tuple[int, ...]:
+    def _check_ids(self, name: str, token_ids: Iterable[object]) -> "array[int]":
         try:
-            ids = tuple([operator.index(i) for i in token_ids])  # type: ignore[arg-type]
+            ids = token_array(token_ids)  # type: ignore[arg-type]
         except TypeError:
             raise InvalidRequest(f"{name} must be a list of integers") from None
-        if ids and not (min(ids) >= 0 and max(ids) < self._vocab_size):
-            wrong = next(i for i in ids if not 0 <= i < self._vocab_size)
+        except OverflowError:
+            ids = None
+        if ids is None or (ids and (min(ids) < 0 or max(ids) >= self._vocab_size)):
+            wrong = next(i for i in token_ids if not 0 <= i < self._vocab_size)  # type: ignore[operator]
             raise InvalidRequest(
                 f"{name} holds {wrong}, outside the model's vocabulary 0..{self._vocab_size - 1}"
             )
@@ -213,7 +218,7 @@ class Intake:
             )
 
     def _stop_ids(self, params: SamplingParams) -> tuple[int, ...]:
-        stop_ids = self._check_ids("stop_token_ids", params.stop_token_ids)
+        stop_ids = tuple(self._check_ids("stop_token_ids", params.stop_token_ids))
         if not params.ignore_eos:
             stop_ids = tuple(dict.fromkeys((*stop_ids, *self._eos_token_ids)))
         if params.min_tokens and len(stop_ids) > MAX_SUPPRESSED_IDS:

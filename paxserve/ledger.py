@@ -3,7 +3,7 @@
 Owns: the classes, their count per step, and the split of what was reserved into what came to be
 used and what did not (known only when a request ends, and then entered for all steps it spans).
 In: the batch, once per executed step, before its results are applied. Out: `SlotCounts`
-per step, which sum to the pool; slot-seconds per request. Must not know: policies.
+per step, which sum to the pool; columns for `slot_seconds.py`. Must not know: policies.
 
 The slots of one running sequence:
 
@@ -16,6 +16,8 @@ kept aside in `num_shared_owners`. Figure 2 of the vLLM paper: token states = li
 reserved_used; internal fragmentation = reserved_unused + tail; external = rounding + free_unfit.
 """
 
+from array import array
+from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -23,6 +25,7 @@ import numpy as np
 
 from paxserve.batch import Batch
 from paxserve.request import Request, Sequence, State
+from paxserve.slot_seconds import SlotSeconds
 from paxserve.step import StepPlan
 
 
@@ -68,14 +71,14 @@ class Ledger:
     """Invariant: at every recorded step the counts sum to num_blocks * block_size."""
 
     def __init__(self, batch: Batch) -> None:
-        self.num_shared_owners: list[int] = []
+        self.num_shared_owners = array("q")
         self.largest_free_run = -1
         self._batch = batch
-        self._steps: list[SlotCounts] = []
+        self._counts = array("q")  # of all steps, 8 bytes a number
+        self._unused_changes = array("q", [0])  # per step, of ended sequences: what ends unused
         self._promises: dict[Sequence, list[_Promise]] = {}
         self._most_computed: dict[Sequence, int] = {}
-        self._members: list[Request] = []
-        self._slot_s = np.zeros((4, 0))
+        self._slot_seconds = SlotSeconds()
         self._columns = np.zeros((4, 0))
 
     def record(self, duration_s: float = 0.0, plan: StepPlan | None = None) -> SlotCounts:
@@ -111,36 +114,92 @@ class Ledger:
                 f"slot classes sum to {sum(counts)}, the pool has {batch.limits.num_blocks} blocks "
                 f"of {block_size}: {counts}"
             )
-        self._steps.append(counts)
+        self._counts.extend(counts)
+        self._unused_changes.append(0)
         self.num_shared_owners.append(pool.num_extra_refs * block_size)
         if batch.policies.placement.contiguous:
             self.largest_free_run = pool.free_space.largest_free_run()
         return counts
 
+    def record_run(
+        self, durations_s: SequenceOf[float], pools: SequenceOf[tuple[int, int, int]]
+    ) -> np.ndarray:
+        """Count several steps at once, as `record` would one by one, in which each running request
+        computes one more token and takes no more blocks than that needs.
+
+        Args:
+            durations_s: of each step.
+            pools: cached blocks, free blocks and further references during each step.
+
+        Returns:
+            Counts, i64 [steps, classes].
+        """
+        batch, block_size = self._batch, self._batch.limits.block_size
+        num_cached, num_free, num_twice = np.array(pools, np.int64).T
+        columns = np.repeat(self._columns[None], len(pools), axis=0)
+        columns[:, 0] += np.arange(1, len(pools) + 1)[:, None]
+        columns[:, 1] = np.maximum(columns[:, 0], columns[:, 1])
+        columns[:, 3] = -columns[:, 1] % block_size
+        columns[:, 2] = np.maximum(columns[:, 2], -(-columns[:, 0] // block_size) * block_size)
+        self._columns = columns[-1]
+        self._slot_seconds.spend_run(columns, np.array(durations_s))
+        live, promised, held, tail = columns.sum(axis=2).astype(np.int64).T
+        unfit = self._num_unfit_blocks() * block_size
+        classes = {
+            "live": live - num_twice * block_size,
+            "reserved_used": promised - live,
+            "tail": tail,
+            "rounding": held - promised - tail,
+            "cached": num_cached * block_size,
+            "free_unfit": unfit,
+            "free": num_free * block_size - unfit,
+            "null": block_size,
+        }
+        counts = np.zeros((len(pools), len(SlotCounts._fields)), np.int64)
+        for name, slots in classes.items():
+            counts[:, SlotCounts._fields.index(name)] = slots
+        if (counts.sum(axis=1) != batch.limits.num_blocks * block_size).any() or counts.min() < 0:
+            raise RuntimeError(
+                f"slot classes of a run of steps do not sum to the pool of "
+                f"{batch.limits.num_blocks} blocks of {block_size}: {counts.tolist()}"
+            )
+        self._counts.frombytes(counts.tobytes())
+        self._unused_changes.extend([0] * len(pools))
+        self.num_shared_owners.extend((num_twice * block_size).tolist())
+        return counts
+
     def steps(self) -> list[SlotCounts]:
         """Every step's counts; what is promised to a sequence still alive counts as to be used."""
-        changes = [0] * (len(self._steps) + 1)
-        for sequence, promises in self._promises.items():
-            if sequence.finish_reason is None:
-                continue
-            for promise in promises:
-                unused = max(0, promise.num_tokens - self._most_computed[sequence])
-                changes[promise.since] += unused
-                changes[promise.until] -= unused
-        unused, split = 0, []
-        for counts, change in zip(self._steps, changes, strict=False):
-            unused += change
-            ahead = counts.reserved_used
-            split.append(counts._replace(reserved_used=ahead - unused, reserved_unused=unused))
-        return split
+        return list(map(SlotCounts._make, self.columns().tolist()))
+
+    def columns(self) -> np.ndarray:
+        """The same, i64 [steps, classes]."""
+        for sequence in [s for s in self._promises if s.finish_reason is not None]:
+            self._split(sequence)
+        counts = np.frombuffer(self._counts, np.int64).reshape(-1, len(SlotCounts._fields)).copy()
+        unused = np.cumsum(np.frombuffer(self._unused_changes, np.int64)[:-1])
+        counts[:, SlotCounts._fields.index("reserved_used")] -= unused
+        counts[:, SlotCounts._fields.index("reserved_unused")] += unused
+        return counts
+
+    def close(self, request: Request) -> None:
+        """A request has ended and holds nothing any more: what was counted for it is final."""
+        self._slot_seconds.close(request)
+        for sequence in request.sequences:
+            if sequence in self._promises:
+                self._split(sequence)
+
+    def _split(self, sequence: Sequence) -> None:
+        """Enter what of the promises of an ended sequence was never used."""
+        most_computed = self._most_computed.pop(sequence)
+        for promise in self._promises.pop(sequence):
+            unused = max(0, promise.num_tokens - most_computed)
+            self._unused_changes[promise.since] += unused
+            self._unused_changes[promise.until] -= unused
 
     def settle(self) -> None:
         """Hand every request the slot-seconds that were counted for it so far."""
-        for request, live, promised, held, _ in zip(self._members, *self._slot_s, strict=True):
-            request.live_slot_s += float(live)
-            request.promised_slot_s += float(promised)
-            request.held_slot_s += float(held)
-        self._members, self._slot_s = [], np.zeros((4, 0))
+        self._slot_seconds.settle()
 
     @property
     def _may_promise_ahead(self) -> bool:
@@ -194,11 +253,7 @@ class Ledger:
     def _spend(self, duration_s: float, plan: StepPlan | None) -> None:
         """Columns of this step, one entry per running request, and slot-seconds from them."""
         running, block_size = self._batch.running, self._batch.limits.block_size
-        is_same = running == self._members
-        if not is_same:
-            self.settle()
-            self._members = list(running)
-            self._slot_s = np.zeros((4, len(running)))
+        is_same = self._slot_seconds.follow(running)
         if is_same and plan is not None and self._all_decoded(plan):
             columns = self._columns
             columns[:2] += 1
@@ -206,11 +261,9 @@ class Ledger:
             columns[2] = columns[1] + columns[3]
         else:
             self._columns = columns = self._columns_of(running)
-        if self._promises or (self._may_promise_ahead and (columns[1] > columns[0]).any()):
-            for request in running:
-                for sequence in request.live:
-                    self._note_promise(sequence)
-        self._slot_s += columns * duration_s
+        if self.notes_promises:
+            self.note_promises()
+        self._slot_seconds.spend(columns, duration_s)
         self._spend_on_the_dead(duration_s)
 
     def _all_decoded(self, plan: StepPlan) -> bool:
@@ -261,11 +314,24 @@ class Ledger:
                 )
         return columns
 
-    def _note_promise(self, sequence: Sequence) -> None:
+    @property
+    def notes_promises(self) -> bool:
+        """Whether more is promised to somebody than is computed, or was."""
+        live, promised = self._columns[0], self._columns[1]
+        is_ahead = self._may_promise_ahead and bool((promised > live).any())
+        return is_ahead or bool(self._promises)
+
+    def note_promises(self, *, step: int = 0) -> None:
+        """What is promised in a step, `step` after the next one that will be recorded."""
+        for request in self._batch.running:
+            for sequence in request.live:
+                self._note_promise(sequence, len(self.num_shared_owners) + step)
+
+    def _note_promise(self, sequence: Sequence, step: int) -> None:
         computed, reserved = sequence.num_computed_tokens, sequence.num_reserved_tokens
         if reserved <= computed and sequence not in self._promises:
             return
-        step, promises = len(self._steps), self._promises.setdefault(sequence, [])
+        promises = self._promises.setdefault(sequence, [])
         last = promises[-1] if promises else None
         if last and last.until == step and last.num_tokens == reserved:
             last.until = step + 1

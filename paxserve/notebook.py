@@ -22,6 +22,7 @@ from paxserve.report.run_tables import RunTables
 from paxserve.report.style import Picture
 from paxserve.results import new_run_dir, write_results
 from paxserve.terminal import Terminal
+from paxserve.tracking import TRACKER, Tracking
 
 
 class _Plots:
@@ -97,7 +98,7 @@ class Result(_Plots):
     @property
     def decisions(self) -> pd.DataFrame:
         """A row per event: who entered, who did not and why, who was preempted."""
-        return self.tables.decisions
+        return self.tables.need("decisions")
 
     @property
     def ledger(self) -> pd.DataFrame:
@@ -180,18 +181,21 @@ def run(
     plain, choices, explicit = compose_config(overrides)
     wanted = plain.get("run_dir")
     path = new_run_dir(wanted) if wanted else _temporary()
-    terminal = Terminal()
+    terminal, tracking = Terminal(), Tracking.of({"choices": choices, **plain}, path)
     try:
         done = experiment.run(
             plain,
             choices=choices,
-            explicit=explicit,
+            explicit=[key for key in explicit if key.partition(".")[0] != TRACKER],
             say=terminal.say,
             progress=terminal.progress,
             policies=own,
+            tracking=tracking,
         )
+        tracking.end(done.summary)
     finally:
         terminal.close()
+        tracking.end(None)
     recorded = choices | {axis: repr(policy) for axis, policy in own.items()}
     write_results(done, path, config={"choices": recorded, **plain, **{axis: {} for axis in own}})
     return Result.read(path, name=name if name or wanted else "run")

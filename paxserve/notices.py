@@ -14,6 +14,7 @@ type Say = Callable[[str], None]
 
 STATUS_EVERY_S = 5.0
 FULL_SHARE = 0.9
+_NO_SHORTAGE = ("forced", "displaced", "asked")
 REMEDIES = (
     "more KV memory (memory_utilization, kv_cache_memory_bytes), "
     "or lower max_num_seqs or max_num_batched_tokens"
@@ -52,6 +53,12 @@ class Notices:
         self._num_preemptions = 0
         self._use = "its start"
 
+    def watches(self, record: StepRecord) -> bool:
+        """Whether there might be something to say of a step in which the same run and wait as in
+        this one, and nobody is preempted.
+        """
+        return self._status is not None or (record.num_waiting > 0 and not self._warned_full)
+
     def after_step(self, record: StepRecord, slots: SlotCounts, events: EventLog) -> None:
         """Look at one step."""
         usable = sum(slots) - slots.null
@@ -64,11 +71,10 @@ class Notices:
                 f"preemptions may follow. Remedies: {REMEDIES}"
             )
         for event in events.since(self._num_events_seen):
-            is_shortage = not any(why in event.detail for why in ("forced", "displaced", "asked"))
-            if (
-                event.kind is Kind.PREEMPTED and is_shortage
-            ):  # of the use before it, as the step began
-                self._on_preemption(event, self._use)
+            if event.kind is Kind.PREEMPTED and not any(
+                why in event.detail for why in _NO_SHORTAGE
+            ):
+                self._on_preemption(event, self._use)  # of the use before it, as the step began
         self._use = use
         self._num_events_seen = len(events)
         self._num_tokens += record.num_tokens

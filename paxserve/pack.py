@@ -15,7 +15,7 @@ from paxserve.arrays import SamplingArrays, StepArrays
 from paxserve.device.buckets import Bucket, Buckets, Exact
 from paxserve.limits import Limits
 from paxserve.sampling_params import MAX_SUPPRESSED_IDS, SamplingParams
-from paxserve.step import DecodeRows, RowEntry, RowSampling, StepPlan
+from paxserve.step import RowEntry, RowSampling, StepPlan
 
 
 class Variant(StrEnum):
@@ -93,27 +93,15 @@ class Packer:
             # A placement may round a table up beyond max_model_len; no context reaches that far.
             block_ids = write.block_ids[: len(columns)]
             columns[: len(block_ids)] = block_ids
-        if isinstance(plan.rows, DecodeRows):
-            return self._pack_decodes(plan.rows)
-        _, row_column, first_column, num_column, samples_column, token_column = zip(
-            *plan.rows, strict=True
-        )
-        rows = _int32(row_column)
-        bucket = self._buckets.choose(num_tokens=sum(num_column), num_rows=len(rows))
+        step = plan.columns
+        rows, num_rows = _int32(step.places), len(step)
+        bucket = self._buckets.choose(num_tokens=sum(step.num_tokens), num_rows=num_rows)
         variant = VARIANTS[self._variants[rows].max()]
-        tokens = self._tokens(_int32(first_column), num_column, _token_ids(token_column))
-        sampled = rows if all(samples_column) else self._sampled(rows, samples_column)
+        ids = np.full(num_rows, -1, np.int32) if step.are_decodes else _token_ids(step.tokens)
+        tokens = self._tokens(step.firsts, step.num_tokens, ids)
+        sampled = rows if all(step.num_samples) else self._sampled(rows, step.num_samples)
         arrays = self._pad(rows, sampled, tokens, plan.unwritten, bucket, variant)
         return PackedStep(arrays, bucket, variant)
-
-    def _pack_decodes(self, decodes: DecodeRows) -> PackedStep:
-        """The usual step: every row takes the token that is on the device, and samples."""
-        rows, num_rows = _int32(decodes.places), len(decodes)
-        bucket = self._buckets.choose(num_tokens=num_rows, num_rows=num_rows)
-        variant = VARIANTS[self._variants[rows].max()]
-        on_device = np.full(num_rows, -1, np.int32)
-        tokens = self._tokens(_int32(decodes.first_positions), (), on_device)
-        return PackedStep(self._pad(rows, rows, tokens, (), bucket, variant), bucket, variant)
 
     def padding(self, bucket: Bucket, variant: Variant) -> PackedStep:
         """A step of this shape without a single real token: for warm-up; nothing is written."""
@@ -122,7 +110,7 @@ class Packer:
         arrays = self._pad(nothing, nothing, tokens, (), bucket, variant)
         return PackedStep(arrays, bucket, variant)
 
-    def _tokens(self, first: np.ndarray, num_column: tuple[int, ...], ids: np.ndarray) -> _Tokens:
+    def _tokens(self, first: np.ndarray, num_column: Sequence[int], ids: np.ndarray) -> _Tokens:
         """Decodes alone, the usual step, need no arithmetic: token i belongs to row i."""
         num_rows, num_tokens = len(first), len(ids)
         starts, token_rows = self._count[: num_rows + 1], self._count[:num_rows]
@@ -135,7 +123,7 @@ class Packer:
         positions = self._count[:num_tokens] + (first - starts[:-1])[token_rows]
         return _Tokens(ids, token_rows, positions, starts)
 
-    def _sampled(self, rows: np.ndarray, samples_column: tuple[int, ...]) -> np.ndarray:
+    def _sampled(self, rows: np.ndarray, samples_column: Sequence[int]) -> np.ndarray:
         return np.where(_int32(samples_column) > 0, rows, np.int32(self._no_row))
 
     def _pad(
@@ -201,7 +189,7 @@ class Packer:
         )
 
 
-def _token_ids(columns: tuple[tuple[int, ...], ...]) -> np.ndarray:
+def _token_ids(columns: Sequence[tuple[int, ...]]) -> np.ndarray:
     """Input ids of all rows; -1 for a row whose token is on the device."""
     if not any(columns):
         return np.full(len(columns), -1, np.int32)

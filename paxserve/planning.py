@@ -3,23 +3,33 @@
 Owns: the token budget of the step, and the grants. In: the batch and the policies. Out: the plan.
 Must not know: token values beyond those a row needs as input, results, time.
 
-Its two hands: `admitting.py` lets a waiting request in, `preempting.py` makes a running one leave;
-what the step has been given so far lies in `draft.py`.
+Its three hands: `decoding.py` grants decodes in bulk, `admitting.py` lets a waiting request in,
+`preempting.py` makes a running one leave; what the step has been given so far lies in `draft.py`.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple
 
 from paxserve.admitting import Admitting, Refusal
 from paxserve.batch import Batch
 from paxserve.batching import Admit, Decodes, Grant, Proposal, Reason, Verdict
+from paxserve.decoding import Decoding
 from paxserve.draft import StepDraft
 from paxserve.events import UNASKED, EventLog, Kind
 from paxserve.forks import Claim, num_grantable, reads_again, spread
 from paxserve.policies import Policies
 from paxserve.preempting import Preempting
 from paxserve.request import FinishReason, Request, State
-from paxserve.request import Sequence as TokenSequence
-from paxserve.step import DecodeRows, RowPlan, StepPlan
+from paxserve.step import RowPlan, StepPlan
+
+
+class HeldBack(NamedTuple):
+    """Why the head of the queue did not enter; `is_first`: before anything was granted."""
+
+    request_id: str
+    num_tokens: int
+    why: str
+    is_first: bool
 
 
 class StepInMaking:
@@ -44,7 +54,10 @@ class StepInMaking:
         self._policies = policies
         self._events = events
         self._refused_head: Request | None = None
+        self._refusals: list[Reason] = []
+        self._held_back: list[HeldBack] = []
         self._admitting = Admitting(batch=batch, draft=draft, events=events)
+        self._decoding = Decoding(batch=batch, policies=policies, draft=draft, events=events)
         self._preempting = Preempting(batch=batch, policies=policies, draft=draft, events=events)
         cache = policies.prefix_cache
         self._publishes = cache.shares and cache.publish == "planning"
@@ -91,18 +104,28 @@ class StepInMaking:
     def to_plan(self, step_id: int) -> StepPlan | None:
         """The finished plan, or None if nothing is to be done."""
         newcomers = list(self._draft.newcomers)
-        if self._draft.is_empty and newcomers and not self.num_changed:
+        if not self._draft.rows and newcomers and not self.num_changed:
             raise RuntimeError(
                 f"{type(self._policies.batching).__name__} admitted "
                 f"{[request.request_id for request in newcomers]} but computes nothing: the "
                 "executor would miss them"
             )
-        if self._draft.is_empty:  # whoever was to be computed beside them made way
+        if not self._draft.rows:  # whoever was to be computed beside them made way
             self.preempt(newcomers, "")
         plan = self._draft.to_plan(step_id, self._batch, self._events)
         if plan is not None:
             self._note_silence()
         return plan
+
+    @property
+    def refusals(self) -> Sequence[Reason]:
+        """The reasons for all that was refused in this step."""
+        return self._refusals
+
+    @property
+    def held_back(self) -> Sequence[HeldBack]:
+        """What was said of the head of the queue in this step."""
+        return self._held_back
 
     def _admit(self, request: Request, num_tokens: int) -> Verdict:
         """Static batching's way in: a row and memory, nothing computed yet."""
@@ -129,73 +152,8 @@ class StepInMaking:
 
     def _decode(self, requests: Sequence[Request]) -> Verdict:
         """One token for each sequence of these requests, in order."""
-        num_granted = self._decode_in_bulk(requests)
+        num_granted = self._decoding.decode(requests)
         return self._decode_in_turn(requests) if num_granted is None else Verdict(num_granted)
-
-    def _decode_in_bulk(self, requests: Sequence[Request]) -> int | None:
-        """The path of nearly every token: where nobody will be refused or preempted, each question
-        is asked of all at once. None where that is not sure, or an answer is not the usual one;
-        then what it may have done so far is only to give blocks to some of them.
-        """
-        draft, batch, block_size = self._draft, self._batch, self.limits.block_size
-        num = len(requests)
-        if not num or num > draft.budget_left or batch.groups:
-            return None if num else 0
-        sequences = [request.sequences[0] for request in requests]
-        # All that run, and none that has not come to what it sampled in its row: all decode.
-        is_all = draft.is_empty and not batch.begun and list(requests) == batch.running
-        if not is_all and not self._decode_usually(requests, sequences):
-            return None
-        positions = [sequence.num_computed_tokens for sequence in sequences]
-        offsets = [position % block_size for position in positions]
-        if not self._extend_full(requests, offsets):
-            return None
-        for sequence, position in zip(sequences, positions, strict=True):
-            sequence.num_computed_tokens = position + 1
-        decodes = DecodeRows(
-            [sequence.sequence_id for sequence in sequences],
-            [sequence.row for sequence in sequences],
-            positions,
-        )
-        if draft.is_empty:
-            draft.decodes = decodes
-        else:
-            draft.rows.update({row.sequence_id: row for row in decodes})
-        draft.budget_left -= num
-        if self._publishes:
-            for i in _indices(offsets, block_size - 1):
-                self._publish(requests[i], sequences[i])
-        return num
-
-    def _decode_usually(self, requests: Sequence[Request], sequences: list[TokenSequence]) -> bool:
-        """Whether these are distinct, run, lack one token each, sampled in their rows, and were not
-        granted it yet.
-        """
-        num, rows = len(requests), self._draft.rows
-        return (
-            [request.state for request in requests].count(State.RUNNING) == num
-            and [sequence.num_remaining_tokens for sequence in sequences].count(1) == num
-            and len(set(sequences)) == num
-            and self._batch.begun.isdisjoint(sequences)
-            and not (rows and any(sequence.sequence_id in rows for sequence in sequences))
-        )
-
-    def _extend_full(self, requests: Sequence[Request], offsets: list[int]) -> bool:
-        """A block for each table that is full; False if there may be too few."""
-        tables, pool, policies = self._batch.tables, self._batch.pool, self._policies
-        full = [request for i in _indices(offsets, 0) if tables.is_full(request := requests[i])]
-        if not full:
-            return True
-        if len(full) > pool.num_available or policies.placement.contiguous:
-            return False
-        num_evicted, touched = pool.num_evicted, self._draft.touched
-        is_grown = tables.grow_each(full)
-        for request in full:
-            (sequence,) = request.sequences
-            touched[sequence.sequence_id] = sequence
-        if pool.num_evicted > num_evicted:
-            self._log_evicted(full[0], pool.num_evicted - num_evicted)
-        return is_grown
 
     def _decode_in_turn(self, requests: Sequence[Request]) -> Verdict:
         """One by one: for several sequences, a short budget, or short memory. Blocks are then
@@ -222,17 +180,19 @@ class StepInMaking:
     # How it is done.
 
     def _check_grant(self, request: Request, num_tokens: int) -> None:
-        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         in_range = 1 <= num_tokens <= request.num_remaining_tokens
-        if not in_range or is_granted or request.state is State.FINISHED:
+        if not in_range or request.state is State.FINISHED or self._is_granted(request):
             raise self._wrong_grant(request, num_tokens)
 
+    def _is_granted(self, request: Request) -> bool:
+        rows = self._draft.rows
+        return request.state is State.RUNNING and any(s.sequence_id in rows for s in request.live)
+
     def _wrong_grant(self, request: Request, num_tokens: int) -> RuntimeError:
-        is_granted = any(s.sequence_id in self._draft.rows for s in request.live)
         return RuntimeError(
             f"{type(self._policies.batching).__name__} granted {num_tokens} tokens to request "
             f"{request.request_id}, which is {request.state}, has {request.num_remaining_tokens} "
-            f"to compute, and was granted in this step already: {is_granted}"
+            f"to compute, and was granted in this step already: {self._is_granted(request)}"
         )
 
     def _let_in(
@@ -332,7 +292,7 @@ class StepInMaking:
                 self._batch.begun.discard(sequence)
             sequence.num_computed_tokens = end
             sequence.num_remaining_tokens += num_samples - num_tokens
-            draft.rows[sequence.sequence_id] = RowPlan(
+            row = RowPlan(
                 sequence_id=sequence.sequence_id,
                 row=sequence.row,
                 first_position=first,
@@ -340,18 +300,14 @@ class StepInMaking:
                 num_samples=num_samples,
                 tokens=() if on_device else tuple(sequence.token_ids[first:end]),
             )
+            draft.rows.add(row)
             if num_tokens > 1:
-                draft.chunks.append(sequence.sequence_id)
+                draft.chunks[sequence.sequence_id] = row
             num_granted += num_tokens
             if self._publishes:
-                self._publish(request, sequence)
+                draft.publish(self._batch, request, sequence)
         draft.budget_left -= num_granted
         return num_granted
-
-    def _publish(self, request: Request, sequence: TokenSequence) -> None:
-        published = self._batch.publish(request, sequence)
-        if published:
-            self._draft.published.setdefault(request, []).extend(published)
 
     def _fail(self, request: Request, num_needed: int) -> None:
         self._preempting.drop(request)
@@ -371,29 +327,26 @@ class StepInMaking:
         head = self._batch.waiting.head()
         if head is None or head is self._refused_head or head in self._draft.dropped:
             return
-        self._events.add(
-            Kind.HELD_BACK, head.request_id, num_tokens=head.num_remaining_tokens, detail=UNASKED
-        )
+        self._hold_back(head, head.num_remaining_tokens, UNASKED)
 
     def _refuse(
         self, request: Request, num_tokens: int, refusal: Refusal, num_preempted: int = 0
     ) -> Verdict:
+        self._refusals.append(refusal.reason)
         is_head = self._batch.waiting.head() is request
         if is_head and request not in self._draft.dropped:
             self._refused_head = request
             reason, why = refusal
-            self._events.add(
-                Kind.HELD_BACK,
-                request.request_id,
-                num_tokens=num_tokens,
-                detail=f"{reason}: {why}" if why else str(reason),
-            )
+            self._hold_back(request, num_tokens, f"{reason}: {why}" if why else str(reason))
         return Verdict(0, refused=refusal.reason, num_preempted=num_preempted)
 
+    def _hold_back(self, head: Request, num_tokens: int, why: str) -> None:
+        held_back = HeldBack(head.request_id, num_tokens, why, not self._draft.rows)
+        self._held_back.append(held_back)
+        log_held_back(self._events, held_back)
 
-def _indices(offsets: list[int], offset: int) -> list[int]:
-    """Where `offset` stands in `offsets`."""
-    indices, start = [], -1
-    for _ in range(offsets.count(offset)):
-        indices.append(start := offsets.index(offset, start + 1))
-    return indices
+
+def log_held_back(events: EventLog, held_back: HeldBack) -> None:
+    """One entry of the decision log."""
+    request_id, num_tokens, why, _ = held_back
+    events.add(Kind.HELD_BACK, request_id, num_tokens=num_tokens, detail=why)

@@ -7,10 +7,10 @@ choice was named (see `compose.py`), or what any policy does inside.
 import inspect
 from dataclasses import dataclass, fields
 
-from paxserve.admission import Admission, Reordering
+from paxserve.admission import Admission, Learning, Reordering
 from paxserve.batching import Batching
 from paxserve.eviction import Eviction
-from paxserve.gate import Gate
+from paxserve.gate import Gate, LearningGate
 from paxserve.limits import Limits
 from paxserve.placement import Placement
 from paxserve.preemption import Preemption
@@ -45,6 +45,20 @@ class Policies:
     def can_preempt(self) -> bool:
         """Whether a running request may have to make way."""
         return self.reservation.grows or self.admission.displaces_running
+
+    @property
+    def are_steady(self) -> bool:
+        """Whether all declare that a step of decodes comes again as it was while nobody comes or
+        goes: nobody learns from it, and what a growing request takes is known.
+        """
+        learns = isinstance(self.admission, Learning) or any(
+            isinstance(gate, LearningGate) for gate in self.gates
+        )
+        declared = (
+            getattr(self.batching, "is_steady", False),
+            getattr(self.reservation, "is_exact", False),
+        )
+        return all(declared) and not learns
 
     def unread(self, *, is_forced: bool) -> set[str]:
         """Axes whose choice is never asked, given the others; `is_forced`: preemption is forced

@@ -82,7 +82,8 @@ class Preempting:
             tables.forget_copies(sequence)
             draft.touched.pop(sequence.sequence_id, None)
             draft.unwritten.discard(sequence.sequence_id)
-            row = draft.rows.pop(sequence.sequence_id, None)
+            row = draft.rows.pop(sequence.sequence_id)
+            draft.chunks.pop(sequence.sequence_id, None)
             if row is not None:
                 draft.budget_left += row.num_tokens
                 sequence.num_computed_tokens -= row.num_tokens

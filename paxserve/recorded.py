@@ -63,7 +63,10 @@ def read_arrivals(run_dir: Path) -> list[Arrival]:
     """
     path = run_dir / "arrivals.jsonl"
     if not path.is_file():
-        raise ValueError(f"{path} does not exist: the run is of a version that did not record it")
+        raise ValueError(
+            f"{path} does not exist: the run was made with record=compact, or by a version that "
+            "did not record it; run it again with record=full"
+        )
     with path.open(encoding="utf-8") as file:
         return list(_read_lines(file, path))
 

@@ -112,6 +112,8 @@ def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arr
     }
     _check_own(run, kept)
     config, choices, explicit = compose_config([*_as_overrides(kept), *overrides])
+    if config.get("record") == "compact":
+        raise ValueError("record=compact keeps no requests, and a replay compares them one by one")
     for group, values in run.config.items():
         if isinstance(values, dict) and _is_same(group, recorded, choices):
             kept_values = {k: v for k, v in values.items() if f"{group}.{k}" not in asked}

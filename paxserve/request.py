@@ -12,6 +12,8 @@ The life of a request:
 A finished request under static batching keeps its row and blocks until the batch dissolves.
 """
 
+from array import array
+from collections.abc import Iterable
 from collections.abc import Sequence as SequenceOf
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -64,6 +66,16 @@ class Origin:
 NO_ORIGIN = Origin()
 
 
+def token_array(token_ids: Iterable[int]) -> "array[int]":
+    """Token ids as they are kept and as devices take them: 4 bytes each.
+
+    Raises:
+        TypeError: one is no integer.
+        OverflowError: one is beyond 4 bytes.
+    """
+    return array("i", [*token_ids])
+
+
 @dataclass(slots=True, kw_only=True, eq=False)
 class Sequence:
     """One token list, one block table, one row.
@@ -82,7 +94,7 @@ class Sequence:
     """
 
     sequence_id: int
-    token_ids: list[int]
+    token_ids: "array[int]"
     num_remaining_tokens: int
     index: int = 0
     seed: int = 0
@@ -131,7 +143,7 @@ class Request:
     request_id: str
     arrival_s: float
     arrival_seq: int
-    prompt_token_ids: tuple[int, ...]
+    num_prompt_tokens: int
     params: SamplingParams
     sampling: RowSampling
     max_known_tokens: int
@@ -177,7 +189,7 @@ class Request:
     @property
     def num_produced_tokens(self) -> int:
         """Output tokens of one sequence that goes on; all have about as many."""
-        return len(self.live[0].token_ids) - len(self.prompt_token_ids)
+        return len(self.live[0].token_ids) - self.num_prompt_tokens
 
     @property
     def is_swapped(self) -> bool:
@@ -185,9 +197,9 @@ class Request:
         return bool(self.live[0].host_blocks)
 
     @property
-    def num_prompt_tokens(self) -> int:
-        """Length of the prompt."""
-        return len(self.prompt_token_ids)
+    def prompt_token_ids(self) -> tuple[int, ...]:
+        """The prompt, with which every sequence begins."""
+        return tuple(self.sequences[0].token_ids[: self.num_prompt_tokens])
 
     @property
     def output_token_ids(self) -> SequenceOf[int]:
@@ -196,13 +208,13 @@ class Request:
 
     def output_of(self, sequence: Sequence) -> list[int]:
         """Tokens produced so far by one of its sequences."""
-        return sequence.token_ids[len(self.prompt_token_ids) :]
+        return sequence.token_ids[self.num_prompt_tokens :].tolist()
 
     @property
     def num_output_tokens(self) -> int:
         """Number of tokens produced so far, by all sequences together."""
         total = sum([len(sequence.token_ids) for sequence in self.sequences])
-        return total - len(self.sequences) * len(self.prompt_token_ids)
+        return total - len(self.sequences) * self.num_prompt_tokens
 
     @property
     def num_remaining_tokens(self) -> int:

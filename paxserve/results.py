@@ -17,6 +17,11 @@ know: how to run anything.
 | config.yaml | run: as asked for: the choices made and every setting |
 | engine.json | run: as applied: limits, buckets, kernel and policies, read back from the engine |
 | env.json | run: commit, versions, device |
+| error.txt | run that failed: what went wrong, with its traceback |
+| log.txt | cell of a sweep: what it printed |
+
+Under `record=compact` there are no decisions, arrivals and outputs, and requests.parquet has no
+gaps between tokens and no tokens.
 """
 
 import json
@@ -26,29 +31,30 @@ import secrets
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, fields
 from importlib import metadata
 from pathlib import Path
-from typing import Any, get_args, get_origin, get_type_hints
+from typing import Any
 
 import pyarrow as pa
-import pyarrow.parquet as pq
 from omegaconf import OmegaConf
 
 from paxserve.block_log import BlockChange
 from paxserve.engine import Engine
 from paxserve.events import Event
-from paxserve.executor import Executor
 from paxserve.experiment import Run
+from paxserve.files import write_text
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord, request_record
 from paxserve.outputs import CompletionOutput, RequestOutput
 from paxserve.recorded import arrival_line, arrival_of
 from paxserve.records import StepRecord
+from paxserve.tables import CHUNK, batches_of, schema_of, write_batches
 
 MARKER = "complete"
 FAILURE = "error.txt"
+LOG = "log.txt"  # of a cell of a sweep: what it printed
 _PACKAGES = ("paxserve", "jax", "jaxlib", "flax", "numpy")
 
 
@@ -61,13 +67,19 @@ def new_run_dir(wanted: str | None, *, under: Path = Path("runs")) -> Path:
     Raises:
         ValueError: it holds something already, other than the note of a run that failed.
     """
-    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
-    path = under / name if wanted is None else Path(wanted)
-    if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - {FAILURE}):
+    path = new_run_path(wanted, under=under)
+    notes = {FAILURE, LOG}
+    if path.exists() and (not path.is_dir() or {p.name for p in path.iterdir()} - notes):
         raise ValueError(f"run_dir={path} is not empty: choose another, or remove it first")
     path.mkdir(parents=True, exist_ok=True)
     (path / FAILURE).unlink(missing_ok=True)
     return path
+
+
+def new_run_path(wanted: str | None, *, under: Path = Path("runs")) -> Path:
+    """The path alone; see `new_run_dir`."""
+    name = f"{time.strftime('%Y-%m-%d_%H-%M-%S')}_{secrets.token_hex(3)}"
+    return under / name if wanted is None else Path(wanted)
 
 
 def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
@@ -75,13 +87,26 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     engine = run.engine
     engine.ledger.settle()
     write_text(path / "summary.json", json.dumps(run.summary, indent=1, allow_nan=False))
-    records = [request_record(request) for request in engine.requests]
-    write_table(path / "requests.parquet", RequestRecord, [r._asdict() for r in records])
-    write_table(
-        path / "steps.parquet", StepRecord, _step_rows(engine), more=_more_columns(engine.executor)
-    )
-    events = [event._asdict() for event in engine.events]
-    write_table(path / "decisions.parquet", Event, events)
+    _write_steps(engine, path / "steps.parquet")
+    if engine.folded is None:
+        _write_requests(run, path)
+    else:
+        table = engine.folded.table()
+        write_batches(path / "requests.parquet", table.schema, table.to_batches())
+    write_text(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
+    write_text(path / "engine.json", json.dumps(applied(engine), indent=1, default=repr))
+    write_text(path / "env.json", json.dumps(environment(run.device), indent=1))
+    write_text(path / MARKER, "")
+
+
+def _write_requests(run: Run, path: Path) -> None:
+    """Everything that is in the requests and the events."""
+    engine = run.engine
+    records = (request_record(request) for request in engine.requests)
+    schema = schema_of(RequestRecord)
+    write_batches(path / "requests.parquet", schema, batches_of(records, schema))
+    schema = schema_of(Event)
+    write_batches(path / "decisions.parquet", schema, batches_of(engine.events, schema))
     lines = [json.dumps(_output_line(engine.output(request))) for request in engine.requests]
     lines += [
         json.dumps({"id": arrival.request_id, "finish_reason": "error", "error": str(error)})
@@ -89,8 +114,9 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
     ]
     write_text(path / "outputs.jsonl", "".join(f"{line}\n" for line in lines))
     if engine.block_log is not None:
-        changes = [change._asdict() for change in engine.block_log.changes]
-        write_table(path / "blocks.parquet", BlockChange, changes)
+        schema = schema_of(BlockChange)
+        changes = batches_of(engine.block_log.changes, schema)
+        write_batches(path / "blocks.parquet", schema, changes)
     served = [request for request in engine.requests if request.error is None]
     arrivals = [
         arrival_line(arrival_of(request, start_s=run.start_s))
@@ -98,50 +124,31 @@ def write_results(run: Run, path: Path, *, config: Mapping[str, Any]) -> None:
         if request.finish_reason is not None and request.num_output_tokens
     ]
     write_text(path / "arrivals.jsonl", "".join(f"{line}\n" for line in arrivals))
-    write_text(path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config))))
-    write_text(path / "engine.json", json.dumps(applied(engine), indent=1, default=repr))
-    write_text(path / "env.json", json.dumps(environment(run.device), indent=1))
-    write_text(path / MARKER, "")
 
 
-def _step_rows(engine: Engine) -> list[dict[str, Any]]:
+def _write_steps(engine: Engine, path: Path) -> None:
     """A step's record, its slot classes, and the terms of its cost where it was simulated."""
-    rows, terms = [], getattr(engine.executor, "terms", ())
-    for step, slots in zip(engine.steps, engine.ledger.steps(), strict=True):
-        row = step._asdict() | {f"slots_{k}": v for k, v in slots._asdict().items()}
-        costs = zip(terms, row.pop("terms_s"), strict=True)
-        rows.append(row | {f"{term}_s": seconds for term, seconds in costs})
-    return rows
-
-
-def _more_columns(executor: Executor) -> dict[str, type]:
-    terms = getattr(executor, "terms", ())
+    terms = getattr(engine.executor, "terms", ())
     slots: dict[str, type] = {f"slots_{name}": int for name in SlotCounts._fields}
-    return slots | {f"{term}_s": float for term in terms}
+    more = slots | {f"{term}_s": float for term in terms}
+    schema = schema_of(StepRecord, without=("terms_s",), more=more)
+    write_batches(path, schema, _step_batches(engine, schema, num_terms=len(terms)))
 
 
-def write_table(
-    path: Path, record: type, rows: list[dict[str, Any]], *, more: Mapping[str, type] | None = None
-) -> None:
+def _step_batches(engine: Engine, schema: pa.Schema, *, num_terms: int) -> Iterator[pa.RecordBatch]:
+    steps, slots = engine.steps, engine.ledger.columns()
+    names = [name for name in StepRecord._fields if name != "terms_s"]
+    for start in range(0, len(steps), CHUNK):
+        some = slice(start, start + CHUNK)
+        columns = [steps.column(name, some) for name in names]
+        columns += [*slots[some].T, *steps.column("terms_s", some).T[:num_terms]]
+        yield pa.RecordBatch.from_arrays([pa.array(c) for c in columns], schema=schema)
+
+
+def write_table(path: Path, record: type, rows: list[dict[str, Any]]) -> None:
     """A Parquet file whose schema is the record's fields, whatever the rows hold."""
-    hints = {**get_type_hints(record), **(more or {})}
-    hints.pop("terms_s", None)  # each has a column of its own
-    schema = pa.schema([(name, _arrow_type(hint)) for name, hint in hints.items()])
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    pq.write_table(pa.Table.from_pylist(rows, schema=schema), temporary)
-    with temporary.open("rb") as file:
-        os.fsync(file.fileno())
-    temporary.replace(path)
-
-
-def write_text(path: Path, text: str) -> None:
-    """Whole or not at all: a temporary name, flushed to disk, renamed."""
-    temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
-    with temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
+    schema = schema_of(record)
+    write_batches(path, schema, pa.Table.from_pylist(rows, schema=schema).to_batches())
 
 
 def _output_line(output: RequestOutput) -> dict[str, Any]:
@@ -248,13 +255,3 @@ def _output(command: list[str]) -> str | None:
     except (OSError, subprocess.CalledProcessError):
         return None
     return done.stdout.strip()
-
-
-def _arrow_type(hint: Any) -> pa.DataType:
-    if get_origin(hint) is tuple:
-        return pa.list_(_arrow_type(get_args(hint)[0]))
-    known = [one for one in (get_args(hint) or (hint,)) if one is not type(None)]
-    for python, arrow in ((int, pa.int64()), (float, pa.float64()), (str, pa.string())):
-        if issubclass(known[0], python):
-            return arrow
-    raise TypeError(f"no Arrow type for {hint}")

@@ -9,21 +9,33 @@ when the plan is made, token values arrive with `apply`.
 """
 
 from collections.abc import Callable
+from typing import NamedTuple
 
 from paxserve.batch import Batch
+from paxserve.batching import Reason
 from paxserve.events import EventLog, Kind
 from paxserve.forking import advance_beams
 from paxserve.limits import Limits
-from paxserve.planning import StepInMaking
+from paxserve.planning import HeldBack, StepInMaking
 from paxserve.policies import Policies
 from paxserve.request import FinishReason, Request, Sequence, State
-from paxserve.step import RowOutput, StepPlan, StepResult
+from paxserve.step import Outputs, RowOutput, StepPlan, StepResult
 
 type FindStop = Callable[[Request, Sequence], str | None]
 
 
 def _no_stop(request: Request, sequence: Sequence) -> None:
     return None
+
+
+class Repeatable(NamedTuple):
+    """A step of decodes, and what was said of the head of the queue in it, None if nobody waited.
+    `num_changes` of the queue when it had been planned.
+    """
+
+    plan: StepPlan
+    held_back: HeldBack | None
+    num_changes: int
 
 
 class Scheduler:
@@ -38,6 +50,8 @@ class Scheduler:
         self._previous: StepPlan | None = None
         self._to_preempt: dict[Request, str] = {}
         self._num_empty = 0  # plans in a row that were empty
+        self._repeatable: Repeatable | None = None
+        self._are_steady = policies.are_steady and not limits.preempt_every_steps
         cache = policies.prefix_cache
         self._publishes = cache.shares and cache.publish == "after_step"
 
@@ -76,7 +90,7 @@ class Scheduler:
     def fail_all(self, error: str, *, now_s: float) -> None:
         """A step failed: every live request ends with this error, and nothing is held any more."""
         self.events.now_s = now_s
-        self._previous = None
+        self._previous = self._repeatable = None
         self._to_preempt.clear()
         self.batch.fail_all(error)
 
@@ -98,8 +112,7 @@ class Scheduler:
     def plan(self, *, now_s: float) -> StepPlan | None:
         """Decide one step; None when nothing is to be computed in it."""
         events = self.events
-        events.now_s = now_s
-        events.step_id += 1
+        events.begin_step(now_s)
         self._tell_time(now_s)
         step = StepInMaking(
             batch=self.batch, policies=self.policies, events=events, previous=self._previous
@@ -117,7 +130,41 @@ class Scheduler:
         if plan is None and (not step.num_changed or self._num_empty > 1):
             self._fail_stuck_head()
         self._previous = plan
+        self._repeatable = self._as_repeatable(step, plan) if self._are_steady else None
         return plan
+
+    @property
+    def repeatable(self) -> Repeatable | None:
+        """The last step, if the next one will be the same but for the positions of its rows: all
+        that run decode, in the order of its rows, and nobody came or went since it was planned.
+        """
+        batch, found = self.batch, self._repeatable
+        if found is None or self._to_preempt or batch.ended or batch.finished or batch.dead:
+            return None
+        is_same = len(batch.running) == len(found.plan.rows) and not batch.begun
+        return found if is_same and batch.waiting.num_changes == found.num_changes else None
+
+    def repeated(self, found: Repeatable, plan: StepPlan) -> None:
+        """It came again, the last time as this plan."""
+        self._previous, self._repeatable = plan, found._replace(plan=plan)
+
+    def _as_repeatable(self, step: StepInMaking, plan: StepPlan | None) -> Repeatable | None:
+        """A step in which all that run decode, if what was refused in it would be refused again,
+        and for the same reason, though requests grow and their blocks become known to the cache.
+        """
+        batch, policies = self.batch, self.policies
+        if plan is None or not plan.columns.are_decodes or step.num_changed:
+            return None
+        if len(batch.waiting):
+            if policies.admission.displaces_running or batch.waiting.reorders:
+                return None
+            lasting = {Reason.ROWS}
+            if not policies.gates and not policies.prefix_cache.shares:
+                lasting |= {Reason.BLOCKS, Reason.BUDGET}
+            if len(step.held_back) != 1 or not lasting.issuperset(step.refusals):
+                return None
+        held_back = step.held_back[0] if step.held_back else None
+        return Repeatable(plan, held_back, batch.waiting.num_changes)
 
     def apply(
         self,
@@ -149,20 +196,20 @@ class Scheduler:
         add = progressed.append
         find, has_groups = batch.by_sequence.get, bool(batch.groups)
         beams: dict[Request, dict[Sequence, RowOutput]] = {}
-        for sequence_id, output in zip(plan.sequence_ids, result.outputs, strict=True):
-            tokens, logprobs = output
-            if not tokens or (found := find(sequence_id)) is None:
+        sampled = Outputs.of(result.outputs)
+        rows = zip(plan.columns.sequence_ids, sampled.tokens, sampled.logprobs, strict=True)
+        for sequence_id, token, logprobs in rows:
+            if token is None or (found := find(sequence_id)) is None:
                 continue
             request, sequence = found
             if sequence.finish_reason is not None:
                 continue
             add(request)
-            token = tokens[0]
             if token < 0:
                 self._fail_not_finite(request)
                 continue
             if has_groups and request.beams is not None:
-                beams.setdefault(request, {})[sequence] = output
+                beams.setdefault(request, {})[sequence] = RowOutput((token,), logprobs)
                 continue
             token_ids = sequence.token_ids
             token_ids.append(token)
@@ -186,7 +233,7 @@ class Scheduler:
 
     def _may_stop(self, request: Request, sequence: Sequence) -> bool:
         """Whether a sequence that has an end token is long enough for it to count."""
-        num_output = len(sequence.token_ids) - len(request.prompt_token_ids)
+        num_output = len(sequence.token_ids) - request.num_prompt_tokens
         return num_output > request.params.min_tokens
 
     def _after_step(self, plan: StepPlan, result: StepResult) -> None:

@@ -5,6 +5,7 @@ engine, a source, sampling settings. Out: what was refused; the engine has the r
 know: policies, files.
 """
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -18,6 +19,7 @@ from paxserve.sampling_params import SamplingParams
 from paxserve.workload import Arrival, Source
 
 type OnEnded = Callable[[int], None]
+type OnStep = Callable[[], None]
 
 
 def serve(
@@ -27,6 +29,7 @@ def serve(
     *,
     tokenizer: Tokenizer | None = None,
     on_ended: OnEnded | None = None,
+    on_step: OnStep | None = None,
 ) -> list[tuple[Arrival, InvalidRequest]]:
     """Run a workload to its end.
 
@@ -36,6 +39,7 @@ def serve(
         params: for all; an arrival's own `max_tokens`, `ignore_eos` and `seed` win.
         tokenizer: for arrivals that are conversations.
         on_ended: called with the number of requests that ended in a step.
+        on_step: called after each step.
 
     Returns:
         The arrivals that were refused, and why. The others go on.
@@ -52,12 +56,16 @@ def serve(
                 source.on_end(arrival.request_id, engine.clock.now_s() - start_s, ())
                 _report(on_ended, 1)
         elif engine.has_work:
-            ended = [request for request in engine.step() if request.finish_reason is not None]
+            alone_until_s = math.inf if next_s is None else start_s + next_s
+            progressed = engine.step(alone_until_s=alone_until_s)
+            ended = [request for request in progressed if request.finish_reason is not None]
             for request in ended:
                 source.on_end(
                     request.request_id, _end_s(request) - start_s, tuple(request.output_token_ids)
                 )
             _report(on_ended, len(ended))
+            if on_step is not None:
+                on_step()
         else:
             assert next_s is not None
             engine.clock.wait_until(start_s + next_s)

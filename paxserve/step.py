@@ -13,8 +13,21 @@ Prompt, chunk, decode and resume after preemption are all this one picture.
 Order inside a step: swap out, swap in, copies, then in each layer writes before reads.
 """
 
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple, overload
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from paxserve.columns import Columns
+
+_ROW_COLUMNS = (
+    "sequence_ids",
+    "places",
+    "first_positions",
+    "num_tokens",
+    "num_samples",
+    "tokens",
+)  # in the order of the fields of `RowPlan`
 
 
 class RowPlan(NamedTuple):
@@ -33,50 +46,75 @@ class RowPlan(NamedTuple):
     tokens: tuple[int, ...]
 
 
-class DecodeRows(Sequence[RowPlan]):
-    """The rows of a step in which every row decodes: one token each, the one last sampled there.
+class Rows(Columns[RowPlan]):
+    """The rows of a step as columns, which planning, packing, costing and applying read. In most
+    steps all rows decode: one token each, the one last sampled there.
 
-    They are nearly all rows there are, so they are kept as columns, from which packing and applying
-    read; a `RowPlan` is made for whoever asks.
+    Invariant: all columns are equally long; `are_decodes` only if every row is a decode whose input
+    is on the device.
     """
 
-    __slots__ = ("_rows", "first_positions", "places", "sequence_ids")
+    __slots__ = ("_firsts", "are_decodes", *_ROW_COLUMNS)
 
     def __init__(
-        self, sequence_ids: Sequence[int], places: Sequence[int], first_positions: Sequence[int]
+        self,
+        sequence_ids: Sequence[int],
+        places: Sequence[int],
+        first_positions: Sequence[int],
+        num_tokens: Sequence[int],
+        num_samples: Sequence[int],
+        tokens: Sequence[tuple[int, ...]],
+        *,
+        are_decodes: bool = False,
     ) -> None:
+        super().__init__()
         self.sequence_ids = sequence_ids
         self.places = places
         self.first_positions = first_positions
-        self._rows: tuple[RowPlan, ...] | None = None
+        self.num_tokens = num_tokens
+        self.num_samples = num_samples
+        self.tokens = tokens
+        self.are_decodes = are_decodes
+        self._firsts: np.ndarray | None = None
+
+    @classmethod
+    def decodes(
+        cls, sequence_ids: Sequence[int], places: Sequence[int], first_positions: Sequence[int]
+    ) -> "Rows":
+        """Rows that all decode."""
+        ones = [1] * len(sequence_ids)
+        nothing: list[tuple[int, ...]] = [()] * len(sequence_ids)
+        return cls(sequence_ids, places, first_positions, ones, ones, nothing, are_decodes=True)
+
+    @classmethod
+    def of(cls, rows: Sequence[RowPlan]) -> "Rows":
+        """These rows; they may be columns already."""
+        if isinstance(rows, Rows):
+            return rows
+        return cls(*(zip(*rows, strict=True) if rows else ((),) * len(_ROW_COLUMNS)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Rows"]) -> "Rows":
+        """The rows of all parts, one part after the other."""
+        columns: list[list[Any]] = [[] for _ in _ROW_COLUMNS]
+        for part in parts:
+            for column, name in zip(columns, _ROW_COLUMNS, strict=True):
+                column += getattr(part, name)
+        return cls(*columns)
+
+    @property
+    def firsts(self) -> np.ndarray:
+        """`first_positions` [rows], i32."""
+        if self._firsts is None:
+            self._firsts = np.fromiter(self.first_positions, np.int32, len(self.first_positions))
+        return self._firsts
 
     def __len__(self) -> int:
         return len(self.sequence_ids)
 
-    @overload
-    def __getitem__(self, index: int) -> RowPlan: ...
-    @overload
-    def __getitem__(self, index: slice) -> tuple[RowPlan, ...]: ...
-    def __getitem__(self, index: int | slice) -> RowPlan | tuple[RowPlan, ...]:
-        return self._all()[index]
-
-    def __iter__(self) -> Iterator[RowPlan]:
-        return iter(self._all())
-
-    def __eq__(self, other: object) -> bool:
-        return self._all() == (other._all() if isinstance(other, DecodeRows) else other)
-
-    def __hash__(self) -> int:
-        return hash(self._all())
-
-    def __repr__(self) -> str:
-        return repr(self._all())
-
-    def _all(self) -> tuple[RowPlan, ...]:
-        if self._rows is None:
-            columns = zip(self.sequence_ids, self.places, self.first_positions, strict=True)
-            self._rows = tuple([RowPlan(s, place, first, 1, 1, ()) for s, place, first in columns])
-        return self._rows
+    def _make(self) -> tuple[RowPlan, ...]:
+        columns = [getattr(self, name) for name in _ROW_COLUMNS]
+        return tuple(map(RowPlan._make, zip(*columns, strict=True)))
 
 
 class RowSampling(NamedTuple):
@@ -134,7 +172,7 @@ class StepPlan(NamedTuple):
     """
 
     step_id: int
-    rows: tuple[RowPlan, ...] | DecodeRows
+    rows: Sequence[RowPlan]
     entries: tuple[RowEntry, ...] = ()
     table_writes: tuple[TableWrite, ...] = ()
     copies: tuple[BlockCopy, ...] = ()
@@ -144,32 +182,19 @@ class StepPlan(NamedTuple):
 
     def num_blocks(self, block_size: int) -> int:
         """Blocks that this step reads, through the table of each of its rows."""
-        if isinstance(self.rows, DecodeRows):
-            return sum([first // block_size for first in self.rows.first_positions]) + len(
-                self.rows
-            )
-        return sum([-(-(row[2] + row[3]) // block_size) for row in self.rows])
+        rows = self.columns
+        ends = rows.firsts + (1 if rows.are_decodes else np.array(rows.num_tokens, np.int32))
+        return int((-(-ends // block_size)).sum())
 
     @property
-    def sequence_ids(self) -> Sequence[int]:
-        """Whose rows they are."""
-        if isinstance(self.rows, DecodeRows):
-            return self.rows.sequence_ids
-        return [row.sequence_id for row in self.rows]
-
-    @property
-    def places(self) -> Sequence[int]:
-        """Rows of the batch, in the order of `rows`."""
-        if isinstance(self.rows, DecodeRows):
-            return self.rows.places
-        return [row.row for row in self.rows]
+    def columns(self) -> Rows:
+        """The rows as columns."""
+        return Rows.of(self.rows)
 
     @property
     def num_tokens(self) -> int:
         """Tokens computed in this step, all rows together."""
-        if isinstance(self.rows, DecodeRows):
-            return len(self.rows)
-        return sum([row.num_tokens for row in self.rows])
+        return sum(self.columns.num_tokens)
 
 
 class TokenLogprobs(NamedTuple):
@@ -191,6 +216,38 @@ class RowOutput(NamedTuple):
 NO_OUTPUT = RowOutput(())
 
 
+class Outputs(Columns[RowOutput]):
+    """The outputs of rows that sample at most one token each, as columns. A token is None where
+    none was sampled.
+    """
+
+    __slots__ = ("logprobs", "tokens")
+
+    def __init__(
+        self,
+        tokens: Sequence[int | None],
+        logprobs: Sequence[tuple[TokenLogprobs, ...]] | None = None,
+    ) -> None:
+        super().__init__()
+        self.tokens = tokens
+        self.logprobs = [()] * len(tokens) if logprobs is None else logprobs
+
+    @classmethod
+    def of(cls, outputs: Sequence[RowOutput]) -> "Outputs":
+        """These outputs; they may be columns already."""
+        if isinstance(outputs, Outputs):
+            return outputs
+        tokens = [output.tokens[0] if output.tokens else None for output in outputs]
+        return cls(tokens, [output.logprobs for output in outputs])
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def _make(self) -> tuple[RowOutput, ...]:
+        columns = zip(self.tokens, self.logprobs, strict=True)
+        return tuple([RowOutput(() if t is None else (t,), logprobs) for t, logprobs in columns])
+
+
 class StepResult(NamedTuple):
     """The answer to a plan: `outputs[i]` belongs to `plan.rows[i]`.
 
@@ -200,7 +257,7 @@ class StepResult(NamedTuple):
     """
 
     step_id: int
-    outputs: tuple[RowOutput, ...]
+    outputs: Sequence[RowOutput]
     duration_s: float
     compile_s: float = 0.0
     num_compiles: int = 0

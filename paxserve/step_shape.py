@@ -6,7 +6,7 @@ models, hardware, time.
 
 from typing import NamedTuple
 
-from paxserve.step import DecodeRows, StepPlan
+from paxserve.step import StepPlan
 
 
 class StepShape(NamedTuple):
@@ -38,52 +38,59 @@ def decodes(num_rows: int, context: int) -> StepShape:
     return StepShape(num_rows, num_rows, num_rows, num_rows, num_rows, num_rows, context)
 
 
+def chunk(first: int, num_tokens: int, *, samples: bool) -> StepShape:
+    """A step of a piece of a prompt, behind `first` tokens; a piece of one token is a decode."""
+    if num_tokens == 1:
+        return decodes(1, first + 1)._replace(num_samples=int(samples))
+    return StepShape(
+        num_tokens=num_tokens,
+        num_rows=1,
+        padded_tokens=num_tokens,
+        padded_rows=1,
+        num_samples=int(samples),
+        num_decodes=0,
+        decode_context=0,
+        num_chunks=1,
+        chunk_tokens=num_tokens,
+        chunk_context=first + num_tokens,
+        chunk_pairs=first * num_tokens + num_tokens * (num_tokens + 1) // 2,
+    )
+
+
 def prompt(num_tokens: int) -> StepShape:
     """A step of one whole prompt."""
-    pairs = num_tokens * (num_tokens + 1) // 2
-    return StepShape(
-        num_tokens, 1, num_tokens, 1, 1, 0, 0, 1, num_tokens, num_tokens, pairs
-    )  # fmt: skip
+    return chunk(0, num_tokens, samples=True)
+
+
+def together(*shapes: StepShape) -> StepShape:
+    """One step of all these rows."""
+    return StepShape(*[sum(counts) for counts in zip(*shapes, strict=True)])
 
 
 def shape_of(
     plan: StepPlan, *, padded_tokens: int | None = None, padded_rows: int | None = None
 ) -> StepShape:
     """The shape of a plan; without the padded sizes nothing pads."""
-    rows = plan.rows
-    num_copied, num_swapped = len(plan.copies), len(plan.swap_in) + len(plan.swap_out)
-    if isinstance(rows, DecodeRows):
-        num = len(rows)
-        context = sum(rows.first_positions) + num
-        tokens = num if padded_tokens is None else padded_tokens
-        padded = num if padded_rows is None else padded_rows
-        return StepShape(num, num, tokens, padded, num, num, context,
-                         num_copied=num_copied, num_swapped=num_swapped)  # fmt: skip
-    num_samples = num_decodes = decode_context = 0
-    chunk_tokens = chunk_context = chunk_pairs = 0
-    for _, _, first, length, samples, _ in rows:
-        if samples:
-            num_samples += 1
-        if length == 1:
-            num_decodes += 1
-            decode_context += first + 1
-        else:
-            chunk_tokens += length
-            chunk_context += first + length
-            chunk_pairs += first * length + length * (length + 1) // 2
-    num_rows, num_tokens = len(rows), num_decodes + chunk_tokens
+    rows = plan.columns
+    num_rows, num_tokens = len(rows), sum(rows.num_tokens)
+    context = sum(rows.first_positions) + num_tokens  # to the end of what each row computes
+    chunks: list[tuple[int, int]] = []
+    if num_tokens > num_rows:
+        columns = zip(rows.first_positions, rows.num_tokens, strict=True)
+        chunks = [chunk for chunk in columns if chunk[1] > 1]
+    chunk_context = sum([first + num for first, num in chunks])
     return StepShape(
         num_tokens=num_tokens,
         num_rows=num_rows,
         padded_tokens=num_tokens if padded_tokens is None else padded_tokens,
         padded_rows=num_rows if padded_rows is None else padded_rows,
-        num_samples=num_samples,
-        num_decodes=num_decodes,
-        decode_context=decode_context,
-        num_chunks=num_rows - num_decodes,
-        chunk_tokens=chunk_tokens,
+        num_samples=num_rows - rows.num_samples.count(0),
+        num_decodes=num_rows - len(chunks),
+        decode_context=context - chunk_context,
+        num_chunks=len(chunks),
+        chunk_tokens=sum([num for _, num in chunks]),
         chunk_context=chunk_context,
-        chunk_pairs=chunk_pairs,
-        num_copied=num_copied,
-        num_swapped=num_swapped,
+        chunk_pairs=sum([first * num + num * (num + 1) // 2 for first, num in chunks]),
+        num_copied=len(plan.copies),
+        num_swapped=len(plan.swap_in) + len(plan.swap_out),
     )

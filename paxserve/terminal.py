@@ -1,11 +1,20 @@
 """The person at the terminal: progress bars on long work, messages beside them, quiet in a pipe.
 
-Owns: standard error. Must not know: what the work is.
+Owns: standard error, and how wide tables are on standard output. Must not know: what the work is.
 """
 
 import sys
 
+from rich.console import Console
 from tqdm import tqdm
+
+PIPE_COLUMNS = 160  # a file or a pager has no width of its own; 80 would cut cells
+
+
+def table_console() -> Console:
+    """Standard output, as wide as the terminal, or wide where it is none."""
+    is_watched = sys.stdout.isatty() or "ipykernel" in sys.modules
+    return Console() if is_watched else Console(width=PIPE_COLUMNS)
 
 
 class Terminal:
@@ -18,8 +27,8 @@ class Terminal:
         self._bar: tqdm | None = None
         self._what = ""
 
-    def progress(self, what: str, done: int, total: int) -> None:
-        """`done` of `total` of `what`."""
+    def progress(self, what: str, done: int, total: int, *, note: str = "") -> None:
+        """`done` of `total` of `what`, and a word beside the bar."""
         if self._bar is None or what != self._what:
             self.close()
             self._what = what
@@ -32,6 +41,8 @@ class Terminal:
                 file=sys.stderr,
             )
         self._bar.total = total
+        if note:
+            self._bar.set_postfix_str(note, refresh=False)
         self._bar.update(done - self._bar.n)
         if done >= total:
             self.close()

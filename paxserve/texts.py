@@ -37,10 +37,22 @@ class Texts:
         self._tokenizer = tokenizer
         self._texts: dict[Sequence, _Text] = {}
 
-    def open(self, request: Request) -> None:
-        """A request has begun."""
+    @property
+    def are_read(self) -> bool:
+        """Whether there is any text: whether `advance` does anything."""
+        return self._tokenizer is not None
+
+    def close(self, request: Request) -> None:
+        """Nobody will ask for the text of a request any more."""
         for sequence in request.sequences:
-            self._texts[sequence] = _Text(self._stream(request))
+            self._texts.pop(sequence, None)
+
+    def _text(self, request: Request, sequence: Sequence) -> _Text:
+        """That of a sequence; a new one, if nobody has asked for it yet."""
+        text = self._texts.get(sequence)
+        if text is None:
+            text = self._texts[sequence] = _Text(self._stream(request))
+        return text
 
     def _stream(self, request: Request) -> TextStream | None:
         params, stream = request.params, None
@@ -56,9 +68,10 @@ class Texts:
 
     def advance(self, request: Request, sequence: Sequence) -> str | None:
         """Take in a sequence's new tokens, and its end; returns the stop string found, if any."""
-        text = self._texts[sequence]
-        if text.stream is None or _is_open(request, sequence):
+        if self._tokenizer is None or _is_open(request, sequence):
             return None
+        text = self._text(request, sequence)
+        assert text.stream is not None
         for token in sequence.token_ids[request.num_prompt_tokens + text.num_fed_tokens :]:
             text.num_fed_tokens += 1
             if sequence.finish_reason is FinishReason.STOP and token in request.stop_ids:
@@ -71,20 +84,21 @@ class Texts:
 
     def text(self, sequence: Sequence) -> str:
         """All of it so far."""
-        return "".join(self._texts[sequence].pieces)
+        text = self._texts.get(sequence)
+        return "" if text is None else "".join(text.pieces)
 
     def has_news(self, request: Request, sequence: Sequence) -> bool:
         """Whether there are tokens, or an end, that no delta has brought."""
         if _is_open(request, sequence):
             return False
-        text = self._texts[sequence]
+        text = self._text(request, sequence)
         num_output = len(sequence.token_ids) - request.num_prompt_tokens
         has_ended = sequence.finish_reason is not None
         return text.num_sent_tokens < num_output or (has_ended and not text.is_end_sent)
 
     def delta(self, request: Request, sequence: Sequence) -> Delta:
         """What came since the last delta."""
-        text = self._texts[sequence]
+        text = self._text(request, sequence)
         new_text = "".join(text.pieces[text.num_sent_pieces :])
         new_tokens = tuple(sequence.token_ids[request.num_prompt_tokens + text.num_sent_tokens :])
         text.num_sent_pieces = len(text.pieces)

@@ -52,6 +52,16 @@ class WaitingQueue:
         """Whether `tell` does anything."""
         return self._learning is not None
 
+    @property
+    def reorders(self) -> bool:
+        """Whether the order depends on the prefix cache."""
+        return self._reordering is not None
+
+    @property
+    def num_changes(self) -> int:
+        """Grows with everything that may change who is first."""
+        return self._num_changes
+
     def push(self, request: Request) -> None:
         """The request waits; it must not wait already."""
         if request in self._entry_of:

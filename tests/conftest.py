@@ -1,8 +1,13 @@
-"""Several CPU devices, for tests of groups of them; and Hypothesis without randomness or deadlines:
-the same examples on every machine, every time.
+"""Several CPU devices, for tests of groups of them; Hypothesis without randomness or deadlines: the
+same examples on every machine, every time; and compiled programs let go of before they are too
+many.
 """
 
+import gc
+import itertools
 import os
+import sys
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
@@ -17,3 +22,19 @@ settings.register_profile(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
 settings.load_profile("ci")
+
+# Each program that jax keeps takes some of the 65,530 mappings that Linux grants a process; beyond
+# that the process crashes, or waits for ever, wherever it needs one more.
+MOST_MAPPINGS = 20_000
+_MAPPINGS = Path("/proc/self/maps")
+_num_tests = itertools.count(1)
+
+
+def pytest_runtest_teardown() -> None:
+    """Now and then: counting takes milliseconds."""
+    jax = sys.modules.get("jax")
+    if jax is None or next(_num_tests) % 10 or not _MAPPINGS.exists():
+        return
+    if _MAPPINGS.read_bytes().count(b"\n") > MOST_MAPPINGS:
+        jax.clear_caches()
+        gc.collect()

@@ -28,7 +28,9 @@ def test_the_policy_of_readme_serves_one_prompt_at_a_time():
     assert run_to_end(engine) == 0
 
 
-@pytest.mark.parametrize("axis", [*POLICY_AXES, *WORKLOAD_AXES, "executor"])
+@pytest.mark.parametrize(
+    "axis", [*POLICY_AXES, *WORKLOAD_AXES, "executor", "cost_model", "tracker"]
+)
 def test_the_axes_of_readme_are_the_real_ones(axis):
     (row,) = re.findall(rf"^\| `{axis}` \| (.*?) \|", README, re.MULTILINE)
     assert sorted(re.findall(r"`(\w+)`", row)) == choices(axis)

@@ -3,11 +3,12 @@
 import sys
 from collections.abc import Sequence
 
-from experiments.bench import decode, host, mixed, paging, sampling, skewed, waiting
+from experiments.bench import decode, host, mixed, paging, sampling, sim, skewed, waiting
 
 PARTS = {
     "host": host.run,
     "waiting": waiting.run,
+    "sim": sim.run,
     "decode": decode.run,
     "sampling": sampling.run,
     "mixed": mixed.run,

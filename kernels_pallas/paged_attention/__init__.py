@@ -79,7 +79,7 @@ def paged_attention(
 
     Args:
         q: [T, N, H] float32 or bfloat16, rotary applied. Row r owns tokens
-            cu_q_lens[r] : cu_q_lens[r + 1]. Query head n reads kv head n // (N / K).
+            cu_q_lens[r] : cu_q_lens[r + 1]. Query head n reads kv head n // (N / K). T may be 0.
         kv_blocks: one layer's K and V, `kv_shape(P, S, K, H)` of the backend; dtype of q, or a
             quantised one (`kernels_pallas.quantised`) with `kv_scales`. Read only. Block 0 is the
             null block; it and every slot outside the contexts may hold anything, NaN included.
@@ -110,6 +110,10 @@ def paged_attention(
     Invariants:
         A row's output depends on its own queries and context only: another row, the padding, the
         permutation of blocks change at most the last bits, and a NaN in one row stays there.
+        Within the row a NaN among the values may reach queries that do not see it, later tokens of
+        a prompt's step and what lies before a query's window: values are hidden by tile of
+        queries, not by query. What no query of the row sees (past the context, before every
+        window, the null block) reaches none.
     Source: vLLM (SOSP'23) section 4.3, with the ragged batch of JAX's TPU ragged paged attention.
     """
     module = backend_module(backend)
@@ -117,6 +121,8 @@ def paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
         sliding_window=sliding_window, kv_scales=kv_scales, layout=module.LAYOUT,
     )  # fmt: skip
+    if q.shape[0] == 0:
+        return q
     if tiles is None:
         dims = module.LAYOUT.kv_dims(kv_blocks.shape)
         key = tile_key(

@@ -183,7 +183,11 @@ class _Compute(NamedTuple):
         geo = self.geo
         lowest = self.entries[segment.entry, POSITION] + consumer * geo.queries
         context = self.entries[segment.entry, CONTEXT]
-        return _Seen(geo, lowest, lowest + (geo.queries - 1), context, self.sliding_window)
+        first = None
+        if self.sliding_window is not None:
+            own = self.entries[segment.entry, POSITION] + self.entries[segment.entry, LOW]
+            first = own - (self.sliding_window - 1)
+        return _Seen(geo, lowest, lowest + (geo.queries - 1), first, context, self.sliding_window)
 
     def _tile(
         self, consumer: jax.Array, slot: jax.Array, seen: "_Seen", base: jax.Array, state: State
@@ -206,7 +210,7 @@ class _Compute(NamedTuple):
 
         plgpu.barrier_wait(memory.v_full.at[slot])
         values, v_scales = self._ready(consumer, slot, memory.v, memory.v_scales)
-        self._clean_values(consumer, values, seen.context - base)
+        self._clean_values(consumer, values, seen, base)
         if v_scales is not None:
             probs = jnp.where(probs == 0.0, 0.0, probs * v_scales)  # a hidden token's may be NaN
         weights: Any = probs.astype(BF16)
@@ -249,23 +253,32 @@ class _Compute(NamedTuple):
             pieces.append(lax.broadcast_in_dim(piece, (ROWS, geo.run), [1]))
         return pieces[0] if len(pieces) == 1 else jnp.concatenate(pieces, axis=1)
 
-    def _clean_values(self, consumer: jax.Array, values: Ref, num_valid: jax.Array) -> None:
-        """Zero the values past the context, which may be NaN: a probability of 0 does not help."""
+    def _clean_values(
+        self, consumer: jax.Array, values: Ref, seen: "_Seen", base: jax.Array
+    ) -> None:
+        """Zero the values past the context and before the window of all of the unit's queries: they
+        may be NaN, and a probability of 0 does not help.
+        """
         geo = self.geo
-        is_tail = num_valid < geo.tile_tokens
+        is_edge = base + geo.tile_tokens > seen.context
+        if seen.first is not None:
+            is_edge |= base < seen.first
 
         def clean() -> None:
             lines = plgpu.broadcasted_iota(jnp.int32, values.shape, 0, layout=WGMMA)
-            is_valid = token_of(geo, lines) < num_valid
+            position = base + token_of(geo, lines)
+            is_valid = position < seen.context
+            if seen.first is not None:
+                is_valid &= position >= seen.first
             kept = plgpu.load(values, layout=WGMMA)
             values[...] = jnp.where(is_valid, kept, jnp.zeros_like(kept))
             plgpu.commit_smem()
 
         if geo.consumers == 1 or self.memory.wide is not None:
-            pl.when(is_tail)(clean)
+            pl.when(is_edge)(clean)
             return
 
-        @pl.when(is_tail)
+        @pl.when(is_edge)
         def _clean_shared() -> None:
             pl.when(consumer == 0)(clean)
             plgpu.barrier_arrive(self.memory.v_clean)
@@ -278,6 +291,7 @@ class _Seen(NamedTuple):
     geo: Geometry
     lowest: jax.Array  # position of its first query
     highest: jax.Array  # of its last
+    first: jax.Array | None  # that a query of the unit, all consumers', sees; None: no window
     context: jax.Array
     sliding_window: int | None
 

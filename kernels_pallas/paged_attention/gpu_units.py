@@ -169,7 +169,9 @@ def single_queries(
 def every_query(
     context_lens: jax.Array, cu_q_lens: jax.Array, q_lens: jax.Array, num_tokens: int
 ) -> Queries:
-    """An entry per token, padding included: right for any rows, and cheap where all are decodes."""
+    """An entry per token, padding included: right for any rows, but a chunk's context is walked
+    once for each of its tokens.
+    """
     token = jnp.arange(num_tokens, dtype=jnp.int32)
     row, is_real = _row_of(token, cu_q_lens, q_lens)
     return Queries(

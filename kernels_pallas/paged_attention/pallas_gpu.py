@@ -6,8 +6,8 @@ one kernel (`gpu_kernel`), each over its own units (`gpu_units`):
     decode pass   rows with one query: all kv heads of a block per copy
     prompt pass   rows with several: 128 query rows per unit
 
-so a chunk beside decodes never widens their tiles. Where a step has no more tokens than rows, as a
-step of decodes has, each token is its own unit of the decode pass and there is no second one.
+so a chunk beside decodes never widens their tiles. A step of one token has one pass. That a step
+has no more tokens than rows tells nothing: a chunk may lie in a bucket of many rows.
 
 In and out: the contract in `paged_attention/__init__.py`. Must not know: how blocks were chosen.
 """
@@ -24,6 +24,7 @@ from kernels_pallas.paged_attention.gpu_layout import scale_width
 from kernels_pallas.paged_attention.gpu_units import (
     ROWS,
     Geometry,
+    Queries,
     every_query,
     plan,
     single_queries,
@@ -40,10 +41,18 @@ SHARED_BYTES = 227 * 1024 - 2048  # of a program on Hopper, less barriers and al
 MAX_STAGES = 6
 MAX_COLUMNS = 192
 MAX_PARTS = 8
-HOPPER = ("H100", "H200", "H800", "H20", "GH200")  # words of JAX's names of such devices
-# Streaming multiprocessors, by JAX's name of the device: a program for each.
-NUM_SMS = {"NVIDIA H100 PCIe": 114}
-DEFAULT_NUM_SMS = 132  # H100 SXM and NVL, H200, GH200
+# Words of JAX's names of such devices.
+HOPPER = ("H100", "H200", "H800", "H20", "H20-3e", "GH200")
+# Streaming multiprocessors, by JAX's name of the device: a program for each. A device that is not
+# here has DEFAULT_NUM_SMS: H100 SXM and NVL, H200, H800 SXM, GH200. More programs than
+# multiprocessors wait for a second turn, fewer leave some idle; both are right.
+NUM_SMS = {
+    "NVIDIA H100 PCIe": 114,
+    "NVIDIA H800 PCIe": 114,
+    "NVIDIA H20": 78,
+    "NVIDIA H20-3e": 78,
+}
+DEFAULT_NUM_SMS = 132
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -116,26 +125,16 @@ def paged_attention(
         tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
         if interpreted:
             tiles = replace(tiles, num_programs=3)  # the simulator runs them one by one
-    if num_tokens == 0:
-        return q
-    if scale <= 0:
-        q, scale = (q.astype(jnp.float32) * scale).astype(q.dtype), 1.0
+    if scale <= 0:  # the kernel's is positive; the sign, or zero, loses nothing in the queries
+        q, scale = q * jnp.sign(jnp.asarray(scale, q.dtype)), abs(scale) or 1.0
 
     is_real = jnp.arange(max_rows) < num_rows
-    rows = (context_lens, cu_q_lens, jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0))
+    q_lens = jnp.where(is_real, cu_q_lens[1:] - cu_q_lens[:-1], 0)
     decode = decode_geometry(
         dims, group, kv_blocks.dtype.itemsize, tiles, min(num_tokens, max_rows)
     )
     prompt = prompt_geometry(dims, group, kv_blocks.dtype.itemsize, tiles)
-    padded = num_tokens
-    if num_tokens <= max_rows:
-        passes = [(decode, every_query(*rows, num_tokens))]
-    else:
-        padded = max(num_tokens, prompt.unit_queries)
-        passes = [
-            (decode, single_queries(*rows, padded)),
-            (prompt, tiles_of_queries(*rows, padded, prompt.unit_queries)),
-        ]
+    padded, passes = passes_of(decode, prompt, context_lens, cu_q_lens, q_lens, num_tokens)
     q = jnp.pad(q, ((0, padded - num_tokens), (0, 0), (0, 0)))
     # Every token is written by one pass; the simulator's NaN shows one that is not.
     out = jax.new_ref(jnp.full_like(q, jnp.nan) if interpreted else jnp.empty_like(q))
@@ -146,6 +145,27 @@ def paged_attention(
             sliding_window=sliding_window, interpreted=interpreted,
         )  # fmt: skip
     return jax.freeze(out)[:num_tokens]
+
+
+def passes_of(
+    decode: Geometry,
+    prompt: Geometry,
+    context_lens: jax.Array,
+    cu_q_lens: jax.Array,
+    q_lens: jax.Array,
+    num_tokens: int,
+) -> tuple[int, list[tuple[Geometry, Queries]]]:
+    """The passes of a step of `num_tokens`, which together write every token, and how many tokens
+    q is padded to for them. q_lens [R] are 0 for padding rows.
+    """
+    rows = (context_lens, cu_q_lens, q_lens)
+    if num_tokens == 1:
+        return 1, [(decode, every_query(*rows, 1))]
+    padded = max(num_tokens, prompt.unit_queries)
+    return padded, [
+        (decode, single_queries(*rows, padded)),
+        (prompt, tiles_of_queries(*rows, padded, prompt.unit_queries)),
+    ]
 
 
 def _check_supported(q: jax.Array, dims: KvDims, device_kind: str | None) -> None:

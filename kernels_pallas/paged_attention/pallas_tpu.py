@@ -41,8 +41,10 @@ VMEM_BYTES = {
     "TPU v6 lite": 100 * MIB,
 }
 LEAST_VMEM_BYTES = min(VMEM_BYTES.values())
-# A device of v4 and v5p is a chip of two cores, of v5e and v6e one core.
-ONE_CORE = ("TPU v5 lite", "TPU v6 lite")
+# Cores of one device, which is a chip: its attribute num_cores (of v4, with libtpu's chip
+# configuration "megacore", in which JAX runs it).
+NUM_CORES = {"TPU v4": 2, "TPU v5": 2, "TPU v5p": 2, "TPU v5 lite": 1, "TPU v6 lite": 1}
+MOST_CORES = max(NUM_CORES.values())
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,8 +56,8 @@ class Tiles:
         context_tokens: tokens of K and V taken at once: a multiple of 128 and a power of two times
             the block size, up to 128 blocks.
         num_buffers: of that size; all but one are being filled while one is used; >= 2.
-        num_cores: 1 or 2, how many the step is split over. 2 is right on one core as well, and
-            costs it one more start of the pipeline.
+        num_cores: 1 or 2, how many the step is split over. 2 gives the right answer on one core as
+            well, and costs it one more start of the pipeline.
     """
 
     query_tokens: int
@@ -109,7 +111,7 @@ def default_tiles(
         query_tokens=max(SHORT, power_of_two(min(rows, q.shape[0]))),
         context_tokens=max(context, LANES, block_size),
         num_buffers=3,
-        num_cores=1 if device_kind in ONE_CORE else 2,
+        num_cores=NUM_CORES.get(device_kind or "", MOST_CORES),
     )
     while vmem_bytes(q, kv_blocks, tiles) > budget:
         if tiles.query_tokens > SHORT:
@@ -206,6 +208,7 @@ def paged_attention(
         head_dim=head_dim,
         block_size=block_size,
         value_lanes=max(LANES, head_dim),
+        scale=float(scale),
         sliding_window=sliding_window,
         query_tokens=min(tiles.query_tokens, power_of_two(padded)),
         context_tokens=tiles.context_tokens,
@@ -220,7 +223,7 @@ def paged_attention(
     shares = _share_decodes(context_lens, cu_q_lens, statics)
     # Lanes past H multiply V where it shares a tile of lanes with K.
     heads = jnp.pad(
-        q.astype(jnp.float32) * scale,
+        q.astype(jnp.float32),
         (
             (0, padded - num_tokens),
             (0, statics.num_words * statics.packing - num_heads),

@@ -58,7 +58,7 @@ class Refs(NamedTuple):
     cu_q_lens: Any  # [R + 1] SMEM, flat from num_rows on
     shares: Any  # [num_cores * 3] SMEM: first row, first context tile, steps of the decodes
     table: Any  # [R, ceil(M / 128), 1, 128]
-    q: Any  # [T, num_words, lanes] scaled, words as `pack` makes them
+    q: Any  # [T, num_words, lanes] words as `pack` makes them
     kv: Any  # [P, K, S, 2H]
     scales: Any  # [P, S / 16, 1, X]
     out: Any  # [T, num_words, lanes] words
@@ -301,7 +301,9 @@ class Pass:
         k = i // parts_of_kv_head if isinstance(i, int) else div(i, parts_of_kv_head)
         rows = self.rows_of(i * num_heads, num_heads)
         keys, values = self.keys_and_values(k, slot)
-        scores = _dot(refs.q_rows[rows], keys, 1)
+        # Scaled as float32: a scale that is no power of two would be rounded into the queries, and
+        # its error grow with the scores.
+        scores = _dot(refs.q_rows[rows], keys, 1) * statics.scale
         if statics.is_quantised:
             scores *= refs.scales_rows[pl.ds(k, 1), :]
         if is_edge:

@@ -41,6 +41,7 @@ class Statics:
         num_kv_heads, group: K and G.
         head_dim, block_size: H and S.
         value_lanes: lanes of an accumulator: H, or 2H where K and V share a tile of lanes.
+        scale: factor on the scores.
         sliding_window: tokens a query sees, or None.
         query_tokens, context_tokens, num_buffers, num_cores: see `Tiles` of `pallas_tpu.py`.
         is_quantised: K and V are multiplied by scales.
@@ -55,6 +56,7 @@ class Statics:
     head_dim: int
     block_size: int
     value_lanes: int
+    scale: float
     sliding_window: int | None
     query_tokens: int
     context_tokens: int

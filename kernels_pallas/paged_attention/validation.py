@@ -35,6 +35,10 @@ def _require(holds: bool, rule: str, **values: object) -> None:
         raise ValueError(f"{rule}; got " + ", ".join(f"{k}={v}" for k, v in values.items()))
 
 
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
 def validate(
     q: jax.Array,
     kv_blocks: jax.Array,
@@ -89,13 +93,18 @@ def validate(
     ):
         _require(array.dtype == jnp.int32, f"{name} must be int32", dtype=array.dtype)
     _require(np.shape(num_rows) == (), "num_rows must be a scalar", num_rows=np.shape(num_rows))
+    _require(
+        _is_integer(num_rows) or getattr(num_rows, "dtype", None) == jnp.int32,
+        "num_rows must be an int or int32",
+        num_rows=num_rows,
+    )
     if isinstance(num_rows, int):
         _require(
             0 <= num_rows <= max_rows, "num_rows must be in 0..R", num_rows=num_rows, R=max_rows
         )
     _require(
-        sliding_window is None or sliding_window >= 1,
-        "sliding_window must be None or >= 1",
+        sliding_window is None or (_is_integer(sliding_window) and sliding_window >= 1),
+        "sliding_window must be None or an integer >= 1",
         sliding_window=sliding_window,
     )
     _require(bool(np.isfinite(scale)), "scale must be finite", scale=scale)

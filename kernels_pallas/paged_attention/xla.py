@@ -268,7 +268,7 @@ def _walk(
             visible &= context - 1 - position < batch.sliding_window
 
         read = _gather(batch, ids, visible)
-        scores = jnp.einsum("wkgh,wkch->wkgc", row_q[row], read.k)
+        scores = _dot("wkgh,wkch->wkgc", row_q[row], read.k)
         if read.k_factors is not None:
             scores = scores * read.k_factors[:, :, None, :]
         scores = jnp.where(visible[:, None, None, :], scores, MASKED)
@@ -277,7 +277,7 @@ def _walk(
         denom = p.sum(-1)
         if read.v_factors is not None:
             p = p * read.v_factors[:, :, None, :]
-        return row, is_item, m, denom, jnp.einsum("wkgc,wkch->wkgh", p, read.v)
+        return row, is_item, m, denom, _dot("wkgc,wkch->wkgh", p, read.v)
 
     def step(state: LoopState) -> LoopState:
         i, m, denom, acc = state
@@ -307,10 +307,17 @@ def _sum_by_row(belongs: jax.Array, x: jax.Array) -> jax.Array:
     flat = x.reshape(x.shape[0], -1)
     is_finite = jnp.isfinite(flat).all(1)
     flat = jnp.where(is_finite[:, None], flat, 0.0)
-    total = jnp.matmul(belongs.astype(jnp.float32), flat, precision="highest")
+    total = _dot("rw,wx->rx", belongs.astype(jnp.float32), flat)
     spoiled = (belongs & ~is_finite[None, :]).any(1)
     total = jnp.where(spoiled[:, None], jnp.nan, total)
     return total.reshape(belongs.shape[0], *x.shape[1:])
+
+
+def _dot(subscripts: str, a: jax.Array, b: jax.Array) -> jax.Array:
+    """A product of float32 numbers with all their bits: a TPU would round them to bfloat16 first,
+    and a GPU to TF32.
+    """
+    return jnp.einsum(subscripts, a, b, precision="highest")
 
 
 def _normalise(acc: jax.Array, denom: jax.Array) -> jax.Array:
@@ -382,7 +389,7 @@ def _attend_tile(
             visible &= position[:, None] - context[None, :] < batch.sliding_window
         is_seen = (context >= lowest) & (context <= last)
         read = _gather(batch, ids, is_seen[None, :])
-        scores = jnp.einsum("kqh,kch->kqc", q, read.k[0])
+        scores = _dot("kqh,kch->kqc", q, read.k[0])
         if read.k_factors is not None:
             scores = scores * read.k_factors[0, :, None, :]
         scores = scores.reshape(num_kv_heads, group, tile, -1)
@@ -394,7 +401,7 @@ def _attend_tile(
         denom = denom * decay + p.sum(-1)
         if read.v_factors is not None:
             p = p * read.v_factors[0, :, None, :]
-        acc = acc * decay[..., None] + jnp.einsum("kqc,kch->kqh", p, read.v[0])
+        acc = acc * decay[..., None] + _dot("kqc,kch->kqh", p, read.v[0])
         return block + num_blocks, new_m, denom, acc
 
     state = (

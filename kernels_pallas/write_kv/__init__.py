@@ -84,14 +84,23 @@ def write_kv(
             f"k={k.dtype}, v={v.dtype}, slots={slots.dtype}"
         )
     check_kv_dtype(k.dtype, kv_blocks, kv_scales, layout=layout)
-    phases = (k.shape[0], dims.head_dim // 2)
-    for name, array in zip(("cos", "sin"), rotation or (), strict=False):
-        if dims.head_dim % 2 or array.shape != phases or array.dtype != jnp.float32:
-            raise ValueError(
-                f"rotation must be cos and sin, float32 of shape {phases} with an even H; got "
-                f"{name}={array.shape}, dtype={array.dtype}, H={dims.head_dim}"
-            )
+    if rotation is not None:
+        _check_rotation(rotation, num_tokens=k.shape[0], head_dim=dims.head_dim)
+    if k.shape[0] == 0:
+        return kv_blocks, kv_scales
     out: tuple[jax.Array, jax.Array | None] = module.write_kv(
         kv_blocks, k, v, slots, rotation=rotation, kv_scales=kv_scales, device_kind=device_kind
     )
     return out
+
+
+def _check_rotation(rotation: tuple[jax.Array, ...], *, num_tokens: int, head_dim: int) -> None:
+    if len(rotation) != 2:
+        raise ValueError(f"rotation must be cos and sin; got {len(rotation)} arrays")
+    phases = (num_tokens, head_dim // 2)
+    for name, array in zip(("cos", "sin"), rotation, strict=True):
+        if head_dim % 2 or array.shape != phases or array.dtype != jnp.float32:
+            raise ValueError(
+                f"rotation must be cos and sin, float32 of shape {phases} with an even H; got "
+                f"{name}={array.shape}, dtype={array.dtype}, H={head_dim}"
+            )

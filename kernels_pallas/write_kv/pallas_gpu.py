@@ -48,8 +48,6 @@ def write_kv(
         block, offset = slots // dims.block_size, slots % dims.block_size
         scales = jnp.stack([k_scales, v_scales], axis=1)  # [T, 2, K]
         kv_scales = kv_scales.at[block, :, :, offset].set(scales, mode="drop")
-    if k.shape[0] == 0:
-        return kv_blocks, kv_scales
     return _scatter(kv_blocks, k, v, slots, rotation, dims), kv_scales
 
 

@@ -124,8 +124,6 @@ def write_kv(
     num_blocks, block_size, num_kv_heads, head_dim = kv_dims(kv_blocks.shape)
     check_supported(block_size=block_size, head_dim=head_dim)
     num_tokens = k.shape[0]
-    if num_tokens == 0:
-        return kv_blocks, kv_scales
     group = min(32 // kv_blocks.dtype.itemsize, block_size)
     wanted = power_of_two(TILE_BYTES // (num_kv_heads * head_dim * 4))
     tile_tokens = max(2 * group, min(wanted, MAX_TILE_TOKENS))

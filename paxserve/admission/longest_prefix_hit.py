@@ -50,10 +50,9 @@ class LongestPrefixHit:
 
 def _shares(request: Request, ahead: Request, num_tokens: int) -> bool:
     """Whether the first `num_tokens` are the same; the last one is looked at first."""
-    a, b = request.prompt_token_ids, ahead.prompt_token_ids
+    a, b = request.trunk.token_ids, ahead.trunk.token_ids
     return (
-        len(a) >= num_tokens
-        and len(b) >= num_tokens
+        min(request.num_prompt_tokens, ahead.num_prompt_tokens) >= num_tokens
         and a[num_tokens - 1] == b[num_tokens - 1]
         and request.origin.cache_salt == ahead.origin.cache_salt
         and a[:num_tokens] == b[:num_tokens]

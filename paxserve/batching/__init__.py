@@ -90,6 +90,11 @@ class Batching(Protocol):
     `release`: a finished request lets go of row and memory `at_finish`, or `with_batch`, when
     nothing runs any more. `whole_prompts`: prompts are never split, so a step must be able to hold
     `max_model_len` tokens.
+
+    A policy may also declare `is_steady = True`: what it proposes depends on who runs and waits, on
+    what they lack and on the verdicts, and on nothing else, such as `view.previous` or how long an
+    output is. A step of decodes then comes again as it was while nobody comes or goes, and a
+    simulation need not ask again (`leaping.py`).
     """
 
     release: Literal["at_finish", "with_batch"]

@@ -31,6 +31,7 @@ class ChunkedPrefill:
 
     release = "at_finish"
     whole_prompts = False
+    is_steady = True
 
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0

@@ -18,6 +18,7 @@ class Iteration:
 
     release = "at_finish"
     whole_prompts = True
+    is_steady = True
 
     def propose(self, view: View) -> Generator[Proposal, Verdict, None]:
         """See `Batching.propose`."""

@@ -20,6 +20,7 @@ from paxserve.batching import (
     check_chunk_limits,
     chunk_of,
     enter_in_chunks,
+    split,
 )
 
 
@@ -33,6 +34,7 @@ class RunningFirst:
 
     release = "at_finish"
     whole_prompts = False
+    is_steady = True
 
     long_prefill_token_threshold: int = 0
     max_num_partial_prefills: int = 0
@@ -61,7 +63,11 @@ class RunningFirst:
 
     def _in_order(self, view: View) -> Iterable[Proposal]:
         """What the running requests ask for, each made when the one before it is answered."""
-        for is_decode, group in groupby(view.running, lambda request: request.is_decode):
+        running = view.running
+        if not split(running)[1]:
+            yield Decodes(running)
+            return
+        for is_decode, group in groupby(running, lambda request: request.is_decode):
             if is_decode:
                 yield Decodes(list(group))
             else:

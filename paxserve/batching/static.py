@@ -19,6 +19,7 @@ class Static:
 
     release = "with_batch"
     whole_prompts = True
+    is_steady = True
 
     def propose(self, view: View) -> Generator[Proposal, Verdict, None]:
         """See `Batching.propose`."""

@@ -21,6 +21,7 @@ class Textbook:
 
     release = "at_finish"
     whole_prompts = True
+    is_steady = True
 
     def propose(self, view: View) -> Generator[Proposal, Verdict, None]:
         """See `Batching.propose`."""

@@ -2,8 +2,8 @@
 
 A `Row` is what a paper states, a `Claim` what came out beside it. Nothing here is a constant that
 stands for a result: every measured figure comes from an engine that served requests, or (D) from
-the functions that size its pool. Rows that need a hardware model run on the virtual clock of the
-simulated executor (`simulation.py`); what they rest on stands in their notes.
+the plan of one. Rows that need a hardware model run on the virtual clock of the simulated executor
+(`simulation.py`); what they rest on stands in their notes.
 
 | file | rows |
 |---|---|
@@ -17,7 +17,7 @@ simulated executor (`simulation.py`); what they rest on stands in their notes.
 | `preemption.py` | B10 |
 | `sharing.py` | C1-C3 |
 | `beams.py` | C4 |
-| `sizing.py` | D1-D3 |
+| `sizing.py` | D1-D5 |
 | `flags.py` | D6 |
 | `gathering.py`, `paging.py` | E1, E2 |
 """

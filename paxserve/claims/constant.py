@@ -6,9 +6,7 @@ long run takes seconds. Rows about tokens run on `executor/scripted.py`. Owns: r
 
 from collections import deque
 
-from paxserve.step import NO_OUTPUT, RowOutput, StepPlan, StepResult
-
-_SAMPLE = RowOutput((0,))
+from paxserve.step import Outputs, StepPlan, StepResult
 
 
 class Constant:
@@ -20,7 +18,7 @@ class Constant:
 
     def submit(self, plan: StepPlan) -> None:
         """See `Executor.submit`."""
-        outputs = tuple([_SAMPLE if row.num_samples else NO_OUTPUT for row in plan.rows])
+        outputs = Outputs([0 if num else None for num in plan.columns.num_samples])
         self._in_flight.append(
             StepResult(
                 step_id=plan.step_id,

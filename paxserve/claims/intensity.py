@@ -1,22 +1,24 @@
 """A7: how many floating point operations a decode step does per byte that it reads.
 
-The step is one that an engine planned; its cost follows from the model's shapes. Source: Williams
+The step is one that an engine planned; its work is counted as a simulated step's is
+(`step_work.py`). Source: Williams
 et al., "Roofline", CACM 2009; Pope et al., "Efficiently scaling transformer inference", 2022.
 """
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from paxserve.claims import Claim, Row, Scale, within
 from paxserve.claims.constant import Constant
 from paxserve.claims.serving import ask, make_engine, make_limits, policies, watch
-from paxserve.models.config import ModelConfig, parameter_shapes
+from paxserve.models.config import ModelConfig
+from paxserve.models.dimensions import Dimensions
 from paxserve.models.llama3 import LLAMA_3_70B
 from paxserve.step import StepPlan
+from paxserve.step_shape import shape_of
+from paxserve.step_work import WorkCounter
 
 A100_FLOP_PER_S = 312e12
 A100_BYTES_PER_S = 2.0e12
-_BYTES = 2  # bfloat16
 _CLOSE, _FAR = 1 / 2, 1 / 10  # shares of the ridge
 
 A7 = Row(
@@ -68,25 +70,6 @@ def decode_step(num_rows: int, *, context: int) -> StepPlan:
 
 
 def flop_per_byte(config: ModelConfig, plan: StepPlan) -> float:
-    """Of the linear layers and of attention; weights are read once a step, KV once a row."""
-    contexts = [row.first_position + row.num_tokens for row in plan.rows]
-    return _flop(config, contexts) / _num_bytes(config, contexts)
-
-
-def _flop(config: ModelConfig, contexts: Sequence[int]) -> int:
-    """Two per weight and row, four per query channel and token of context."""
-    per_token = 4 * config.num_layers * config.num_heads * config.head_dim
-    return 2 * _num_linear_weights(config) * len(contexts) + per_token * sum(contexts)
-
-
-def _num_bytes(config: ModelConfig, contexts: Sequence[int]) -> int:
-    """Weights of the linear layers, KV of the contexts, and one embedding a row."""
-    kv_per_token = 2 * config.num_layers * config.num_kv_heads * config.head_dim
-    embeddings = config.hidden_size * len(contexts)
-    return _BYTES * (_num_linear_weights(config) + kv_per_token * sum(contexts) + embeddings)
-
-
-def _num_linear_weights(config: ModelConfig) -> int:
-    shapes = parameter_shapes(config)
-    lookup = 0 if config.tie_embeddings else math.prod(shapes["embed"])
-    return sum(math.prod(shape) for shape in shapes.values() if len(shape) == 2) - lookup
+    """Of all parts of the step on one device; weights are read once a step, KV once a row."""
+    work = WorkCounter.of(Dimensions.of(config, dtype="bfloat16")).of_step(shape_of(plan))
+    return work.flop / work.num_bytes

@@ -22,7 +22,7 @@ from paxserve.claims.overload import B5, B6, B7, overload
 from paxserve.claims.paging import E2, paging
 from paxserve.claims.preemption import B10, preemption
 from paxserve.claims.sharing import C1, C2, C3, copy_on_write, parallel_sampling, system_prompt
-from paxserve.claims.sizing import D1, D2, D3, sizing
+from paxserve.claims.sizing import D1, D2, D3, D4, D5, sizing
 from paxserve.claims.stall import A5, prefill_stall
 
 type Progress = Callable[[str, int, int], None]
@@ -53,7 +53,7 @@ DERIVATIONS = (
     Derivation((C2,), copy_on_write),
     Derivation((C3,), parallel_sampling),
     Derivation((C4,), beam_search),
-    Derivation((D1, D2, D3), sizing),
+    Derivation((D1, D2, D3, D4, D5), sizing),
     Derivation((D6,), five_flags),
     Derivation((E1,), gathering),
     Derivation((E2,), paging),

@@ -28,10 +28,14 @@ class Target:
 
 
 class Costs(NamedTuple):
-    """A cost model for one target: the names of its terms, and their seconds for a step."""
+    """A cost model for one target: the names of its terms, and their seconds for a step. ridge:
+    FLOP per byte above which a part takes what its arithmetic takes, else what its bytes take;
+    None where the model does not look at either.
+    """
 
     terms: tuple[str, ...]
     of: Callable[[StepShape], tuple[float, ...]]
+    ridge: float | None = None
 
 
 class CostModel(Protocol):

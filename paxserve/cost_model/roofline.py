@@ -76,7 +76,7 @@ class Roofline:
                 self.host_s_per_step + self.host_s_per_row * shape.num_rows,
             )
 
-        return Costs(TERMS, of)
+        return Costs(TERMS, of, flop_per_s / bytes_per_s)
 
 
 TERMS = ("linear", "head", "decode_attention", "chunk_attention", "links", "moves", "host")

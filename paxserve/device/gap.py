@@ -34,7 +34,7 @@ class GapMeter:
         self._config = config
         self._dtype = jnp.dtype(parameters["embed"].dtype)
         self._parameters = {name: jnp.asarray(array) for name, array in parameters.items()}
-        self._kernel = Kernel(backend)
+        self._kernel = Kernel(backend, jax.devices()[0].device_kind)
 
     def gap(
         self, token_ids: tuple[int, ...], *, num_prompt_tokens: int, sampling: RowSampling

@@ -20,6 +20,7 @@ from paxserve.device.layers import (
     RmsNorm,
     embed,
     gather_rotation,
+    product,
     rotation_table,
 )
 from paxserve.models.config import ModelConfig
@@ -89,9 +90,9 @@ class Llama(nnx.Module):
         """Logits of some tokens, float32."""
         normed = self.final_norm(hidden)
         if self.lm_head is None:
-            scores = jnp.einsum("rd,vd->rv", normed, self.embed[...])
+            scores = product("rd,vd->rv", normed, self.embed[...])
         else:
-            scores = normed @ self.lm_head[...]
+            scores = product("rd,dv->rv", normed, self.lm_head[...])
         if self.axis is not None:
             scores = jax.lax.all_gather(scores, self.axis, axis=1, tiled=True)
         return scores.astype(jnp.float32)

@@ -1,8 +1,7 @@
 """What a device has left, and what a step needs beside weights and KV.
 
 Owns: the two estimates that size the pool, each of one device of a group, and the choice of a
-kernel for it. Must not know: how the
-pool is used.
+kernel for it. Must not know: how the pool is used.
 """
 
 from collections.abc import Sequence
@@ -49,14 +48,22 @@ def device_kind() -> str:
 def free_bytes(devices: Sequence[jax.Device]) -> int:
     """Memory that each of these devices could still allocate: what the fullest has left; for CPU
     devices an equal part of what the host has available, which they all live in.
+
+    Raises:
+        NotImplementedError: an accelerator does not say.
     """
     return min(_free_bytes(device, num_devices=len(devices)) for device in devices)
 
 
 def _free_bytes(device: jax.Device, *, num_devices: int) -> int:
-    stats = device.memory_stats() if device.platform != "cpu" else None
-    if stats is None:
+    if device.platform == "cpu":
         return free_host_bytes() // num_devices
+    stats = device.memory_stats()
+    if stats is None:
+        raise NotImplementedError(
+            f"the {device.platform} {device.device_kind} has no memory statistics, so what is free "
+            "for KV is not known: say how much it may take with limits.kv_cache_memory_bytes"
+        )
     return int(stats["bytes_limit"] - stats["bytes_in_use"])
 
 

@@ -159,20 +159,29 @@ class DoesNotFit(ValueError):
 
 # The work of `kernels_pallas.shapes`, as a step: a decode of 64 rows, and a chunk beside them.
 _WORK = {"decode_64x4k": Bucket(64, 64), "mixed_64+512": Bucket(576, 65)}
-# Model, target, devices. The last does not fit.
+# Model, target, devices, and whether it must fit.
 _PLACES = (
-    ("llama-3-8b", "v5p", 1),
-    ("llama-3-8b", "h100", 1),
-    ("llama-3-70b", "v5p", 4),
-    ("llama-3-70b", "v5p-8", 8),
-    ("llama-3-70b", "v6e-8", 8),
-    ("llama-3-70b", "v6e", 4),
+    ("llama-3-8b", "v5p", 1, True),
+    ("llama-3-8b", "h100", 1, True),
+    ("llama-3-70b", "v5p", 4, True),
+    ("llama-3-70b", "v5p-8", 8, True),
+    ("llama-3-70b", "v6e-8", 8, True),
+    ("llama-3-70b", "v6e", 4, False),
 )
 
 
-def named_cases() -> Iterator[tuple[str, str, StepCase]]:
-    """Name, target and case of each step that is checked."""
-    for model, target, num_devices in _PLACES:
+class NamedCase(NamedTuple):
+    """A step that is checked, and whether it must fit or be refused."""
+
+    name: str
+    target: str
+    case: StepCase
+    must_fit: bool
+
+
+def named_cases() -> Iterator[NamedCase]:
+    """Each step that is checked."""
+    for model, target, num_devices, must_fit in _PLACES:
         for work, bucket in _WORK.items():
             case = StepCase(
                 config=MODELS[model],
@@ -180,7 +189,7 @@ def named_cases() -> Iterator[tuple[str, str, StepCase]]:
                 num_rows=bucket.num_rows,
                 tensor_parallel_size=num_devices,
             )
-            yield f"{model}/{work}", target, case
+            yield NamedCase(f"{model}/{work}", target, case, must_fit)
 
 
 def check_step(name: str, target: str, case: StepCase, *, backend: str) -> StepRow:
@@ -215,6 +224,22 @@ def check_step(name: str, target: str, case: StepCase, *, backend: str) -> StepR
         memory=memory,
         refusal=refusal,
     )
+
+
+def fault(row: StepRow, *, must_fit: bool) -> str | None:
+    """What is wrong with a row: another verdict than it must have, or a step that takes more than
+    an engine sets aside for it; None: nothing.
+    """
+    if must_fit and row.refusal is not None:
+        return f"it must fit: {row.refusal}"
+    if not must_fit and row.refusal is None:
+        return f"it must be refused, and fits: {row.memory}"
+    if row.memory is not None and row.memory.temp_bytes > row.step_bytes:
+        return (
+            f"the compiler takes temp_bytes={row.memory.temp_bytes}, more than "
+            f"step_bytes={row.step_bytes}, which an engine sets aside (paxserve/sizing.py)"
+        )
+    return None
 
 
 def check_fits(

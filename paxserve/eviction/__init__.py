@@ -18,7 +18,9 @@ class BlockStats(NamedTuple):
 
 
 class Eviction(Protocol):
-    """Ranks cached blocks without a holder; the smallest key is evicted first."""
+    """Ranks cached blocks without a holder; the smallest key is evicted first. All keys of one
+    order are equally long.
+    """
 
     def key(self, block: BlockStats) -> tuple[int, ...]:
         """Rank, taken once, when the block becomes unreferenced."""

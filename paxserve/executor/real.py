@@ -45,7 +45,7 @@ from paxserve.device.sharding import (
 from paxserve.limits import Limits
 from paxserve.models.config import ModelConfig
 from paxserve.pack import PackedStep, Packer, Variant
-from paxserve.step import NO_OUTPUT, DecodeRows, RowOutput, StepPlan, StepResult, TokenLogprobs
+from paxserve.step import Outputs, StepPlan, StepResult, TokenLogprobs
 
 type Progress = Callable[[int, int], None]
 
@@ -160,6 +160,11 @@ class Real:
         return tuple(jax.tree.leaves(self._state.kv))
 
     @property
+    def bytes_per_block(self) -> int:
+        """What a swap of one block moves, on all devices together."""
+        return self._moves.bytes_per_block
+
+    @property
     def executables(self) -> dict[Any, jax.stages.Compiled]:
         """What has been compiled, by `StepShape` and `MoveShape`; each has JAX's
         `memory_analysis()`.
@@ -220,7 +225,7 @@ class Real:
                 plan=plan,
                 bucket=Bucket(0, 0) if packed is None else packed.bucket,
                 outputs=None if packed is None else self._run(packed),
-                num_logprobs=tuple([self._num_logprobs[place] for place in plan.places]),
+                num_logprobs=tuple([self._num_logprobs[place] for place in plan.columns.places]),
                 started_s=started_s,
                 compile_s=built.compile_s - compile_s,
                 num_compiles=built.num_compiles - num_compiles,
@@ -280,26 +285,18 @@ class Real:
         return self._executables.find(shape, self._forward, *arguments, variant=shape.variant)
 
 
-def _row_outputs(
-    plan: StepPlan, outputs: StepOutputs, num_logprobs: tuple[int, ...]
-) -> tuple[RowOutput, ...]:
-    tokens = outputs.tokens.tolist()
-    if isinstance(plan.rows, DecodeRows) and outputs.logprobs is None:
-        return tuple([RowOutput((token,)) for token in tokens[: len(plan.rows)]])
-    if outputs.logprobs is None:
-        return tuple(
-            [
-                RowOutput((token,)) if row.num_samples else NO_OUTPUT
-                for row, token in zip(plan.rows, tokens, strict=False)
-            ]
-        )
-    return tuple(
+def _row_outputs(plan: StepPlan, outputs: StepOutputs, num_logprobs: tuple[int, ...]) -> Outputs:
+    num_samples, logprobs = plan.columns.num_samples, outputs.logprobs
+    sampled = zip(outputs.tokens.tolist(), num_samples, strict=False)  # padding is left out
+    tokens = [token if num else None for token, num in sampled]
+    if logprobs is None:
+        return Outputs(tokens)
+    return Outputs(
+        tokens,
         [
-            RowOutput((tokens[i],), _token_logprobs(outputs.logprobs, i, num_logprobs[i]))
-            if row.num_samples
-            else NO_OUTPUT
-            for i, row in enumerate(plan.rows)
-        ]
+            _token_logprobs(logprobs, i, num_logprobs[i]) if num else ()
+            for i, num in enumerate(num_samples)
+        ],
     )
 
 

@@ -8,14 +8,15 @@ prefix cache, and what a request produced itself. Must not know: policies, reque
 
 from collections import deque
 
-import numpy as np
-
 from paxserve.cost_model import Costs
-from paxserve.device.buckets import Buckets, Exact
-from paxserve.hash_model import mix, token_logprobs
+from paxserve.device.buckets import Bucket, Buckets, Exact
+from paxserve.executor import Repeats
+from paxserve.hash_model import mix_one, token_logprobs
 from paxserve.limits import Limits
-from paxserve.step import NO_OUTPUT, DecodeRows, RowOutput, StepPlan, StepResult
-from paxserve.step_shape import shape_of
+from paxserve.step import Outputs, RowPlan, Rows, StepPlan, StepResult, TokenLogprobs
+from paxserve.step_shape import StepShape, shape_of
+
+NOTHING = Bucket(0, 0)
 
 
 class Simulated:
@@ -27,6 +28,7 @@ class Simulated:
         costs: how long a step takes.
         bytes_per_block: what a swap moves, on all devices together.
         buckets: the shapes that an engine would pad to.
+        leaps: whether it tells how steps repeat, so that they need not be planned one by one.
     """
 
     def __init__(
@@ -37,30 +39,35 @@ class Simulated:
         costs: Costs,
         bytes_per_block: int,
         buckets: Buckets | Exact,
+        leaps: bool = True,
     ) -> None:
         self.terms = costs.terms
         self.bytes_per_block = bytes_per_block
         self._cost_of = costs.of
         self._vocab_size = vocab_size
+        self._leaps = leaps
         self._buckets = buckets
-        self._outputs = [NO_OUTPUT] * limits.max_num_seqs
-        self._num_logprobs = [-1] * limits.max_num_seqs
+        self._tokens = [0] * limits.max_num_seqs
+        self._num_logprobs: dict[int, int] = {}  # of the rows that want any
         self._in_flight: deque[StepResult] = deque()
 
     def submit(self, plan: StepPlan) -> None:
         """Say what the step takes; its result waits for `collect`."""
         for entry in plan.entries:
-            token = _digest(entry.sequence_id, 0) % self._vocab_size
-            self._outputs[entry.row] = RowOutput((token,))
-            self._num_logprobs[entry.row] = entry.sampling.num_logprobs
+            self._tokens[entry.row] = _digest(entry.sequence_id, 0) % self._vocab_size
+            self._num_logprobs.pop(entry.row, None)
+            if entry.sampling.num_logprobs >= 0:
+                self._num_logprobs[entry.row] = entry.sampling.num_logprobs
         num_tokens, num_rows = plan.num_tokens, len(plan.rows)
-        padded = self._buckets.choose(num_tokens=num_tokens, num_rows=num_rows)
+        padded = NOTHING  # runs where there are only swaps
+        if num_rows:
+            padded = self._buckets.choose(num_tokens=num_tokens, num_rows=num_rows)
         shape = shape_of(plan, padded_tokens=padded.num_tokens, padded_rows=padded.num_rows)
         terms_s = self._cost_of(shape)
         self._in_flight.append(
             StepResult(
                 step_id=plan.step_id,
-                outputs=tuple(self._outputs_of(plan)),
+                outputs=self._outputs(plan.columns),
                 duration_s=sum(terms_s),
                 padded_tokens=padded.num_tokens,
                 padded_rows=padded.num_rows,
@@ -77,24 +84,41 @@ class Simulated:
         """See `Executor.reset`."""
         self._in_flight.clear()
 
-    def _outputs_of(self, plan: StepPlan) -> list[RowOutput]:
-        outputs = self._outputs
-        if max(self._num_logprobs) < 0:
-            if isinstance(plan.rows, DecodeRows):
-                return [outputs[place] for place in plan.rows.places]
-            return [outputs[row.row] if row.num_samples else NO_OUTPUT for row in plan.rows]
-        found = []
-        for row in plan.rows:
-            output, num = outputs[row.row] if row.num_samples else NO_OUTPUT, -1
-            if output.tokens and (num := self._num_logprobs[row.row]) >= 0:
-                digest = _digest(row.sequence_id, row.first_position + row.num_tokens)
-                (token,) = output.tokens
-                logprobs = token_logprobs(digest, token, num=num, vocab_size=self._vocab_size)
-                output = output._replace(logprobs=(logprobs,))
-            found.append(output)
-        return found
+    def repeats(self, rows: Rows) -> Repeats | None:
+        """See `Repeating.repeats`."""
+        if not self._leaps or self._num_logprobs:
+            return None
+        num = len(rows)
+        padded = self._buckets.choose(num_tokens=num, num_rows=num)
+        context = sum(rows.first_positions) + num
+
+        def terms_s(num_further: int) -> tuple[float, ...]:
+            further = context + num_further * num
+            return self._cost_of(
+                StepShape(num, num, padded.num_tokens, padded.num_rows, num, num, further)
+            )
+
+        tokens = [self._tokens[place] for place in rows.places]
+        return Repeats(tokens, terms_s, padded.num_tokens, padded.num_rows)
+
+    def _outputs(self, rows: Rows) -> Outputs:
+        tokens = self._tokens
+        sampled: list[int | None] = [tokens[place] for place in rows.places]
+        if not all(rows.num_samples):
+            columns = zip(sampled, rows.num_samples, strict=True)
+            sampled = [token if num else None for token, num in columns]
+        if not self._num_logprobs:
+            return Outputs(sampled)
+        asked = zip(rows, sampled, strict=True)
+        return Outputs(sampled, [self._logprobs(row, token) for row, token in asked])
+
+    def _logprobs(self, row: RowPlan, token: int | None) -> tuple[TokenLogprobs, ...]:
+        num = self._num_logprobs.get(row.row, -1)
+        if token is None or num < 0:
+            return ()
+        digest = _digest(row.sequence_id, row.first_position + row.num_tokens)
+        return (token_logprobs(digest, token, num=num, vocab_size=self._vocab_size),)
 
 
 def _digest(sequence_id: int, position: int) -> int:
-    values = np.array([sequence_id], np.uint64) + mix(np.array([position], np.uint64))
-    return int(mix(values)[0])
+    return mix_one(sequence_id + mix_one(position))

@@ -12,10 +12,10 @@ prefix cache's `Index` knows what a block contains. Must not know: requests.
 
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
-from heapq import heapify, heappop, heappush
 from typing import NamedTuple
 
 from paxserve.eviction import BlockStats, Eviction
+from paxserve.kv.rising_queue import Entry, RisingQueue
 from paxserve.placement import FreeSpace, Placement
 from paxserve.prefix_cache import Index
 
@@ -60,8 +60,8 @@ class BlockPool:
         self._num_releases = 0
         self._num_forgotten = 0
         self._forgotten_at = [0] * num_blocks
-        self._cached: dict[int, tuple[int, ...]] = {}  # block -> key of its one valid heap entry
-        self._heap: list[tuple[tuple[int, ...], int]] = []
+        self._cached: dict[int, Entry] = {}  # block -> its one valid entry in the queue
+        self._queue = RisingQueue()  # of (*key, block)
 
     @property
     def num_free(self) -> int:
@@ -139,16 +139,22 @@ class BlockPool:
                 f"null or unreferenced among them: {wrong}"
             )
         self._num_releases += 1
+        index, num_hits, cached = self.index, self._num_hits, self._cached
         unheld = []
         for block_id in block_ids:
             counts[block_id] -= 1
             if counts[block_id]:
                 self.num_extra_refs -= 1
-            elif block_id in self.index:
-                self._cache(block_id)
+            elif block_id in index:
+                stats = BlockStats(self._num_releases, num_hits[block_id], index.depth(block_id))
+                cached[block_id] = entry = (*self._eviction.key(stats), block_id)
+                self._queue.push(entry)
             else:
                 unheld.append(block_id)
-        self.free_space.give_back(unheld)
+        if unheld:
+            self.free_space.give_back(unheld)
+        if len(self._queue) > 2 * len(cached) + 64:  # mostly entries that are not valid now
+            self._queue = RisingQueue(cached.values())
 
     # Content.
 
@@ -192,7 +198,7 @@ class BlockPool:
         self._forgotten_at = [self._num_forgotten] * self.num_blocks
         self.free_space.give_back(self._cached)
         self._cached.clear()
-        self._heap.clear()
+        self._queue = RisingQueue()
 
     def _make_free(self, num_blocks: int) -> bool:
         """Evict until so many blocks are free; without enough to evict, change nothing."""
@@ -205,9 +211,10 @@ class BlockPool:
         return True
 
     def _evict(self) -> None:
-        while self._heap:
-            key, block_id = heappop(self._heap)
-            if self._cached.get(block_id) != key or not self.index.may_evict(block_id):
+        while self._queue:
+            entry = self._queue.pop()
+            block_id = entry[-1]
+            if self._cached.get(block_id) is not entry or not self.index.may_evict(block_id):
                 continue  # shared since, or it comes back when its last follower goes
             del self._cached[block_id]
             self._forget(block_id)
@@ -221,19 +228,7 @@ class BlockPool:
         self._forgotten_at[block_id] = self._num_forgotten
         new_leaf = self.index.remove(block_id)
         if new_leaf is not None and new_leaf in self._cached:
-            heappush(self._heap, (self._cached[new_leaf], new_leaf))
-
-    def _cache(self, block_id: int) -> None:
-        stats = BlockStats(
-            last_used=self._num_releases,
-            num_hits=self._num_hits[block_id],
-            depth=self.index.depth(block_id),
-        )
-        self._cached[block_id] = key = self._eviction.key(stats)
-        heappush(self._heap, (key, block_id))
-        if len(self._heap) > 2 * len(self._cached) + 64:  # mostly entries that are not valid now
-            self._heap = [(key, block_id) for block_id, key in self._cached.items()]
-            heapify(self._heap)
+            self._queue.push(self._cached[new_leaf])
 
     def _claim(self, block_ids: list[int] | None) -> list[int] | None:
         for block_id in block_ids or ():

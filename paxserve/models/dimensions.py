@@ -12,6 +12,7 @@ from paxserve.numbers import flag, whole
 DTYPE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, "fp8": 1, "int8": 1}
 SCALE_BYTES = 4  # float32, one per token and head of keys and one of values in an 8-bit cache
 _MOST = 10**7
+_MOST_DEVICES = 10**5
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -47,7 +48,7 @@ class Dimensions:
             raise ValueError(
                 f"num_heads={self.num_heads} must be a multiple of num_kv_heads={self.num_kv_heads}"
             )
-        if self.dtype not in DTYPE_BYTES:
+        if not isinstance(self.dtype, str) or self.dtype not in DTYPE_BYTES:
             raise ValueError(f"dtype must be one of {', '.join(DTYPE_BYTES)}, got {self.dtype!r}")
 
     @classmethod
@@ -97,7 +98,14 @@ class Dimensions:
 
         Args:
             kv_cache_dtype: auto (that of the activations), int8 or fp8.
+
+        Raises:
+            ValueError: it is none of these.
         """
+        if kv_cache_dtype not in ("auto", "int8", "fp8"):
+            raise ValueError(
+                f"kv_cache_dtype must be one of auto, int8, fp8, got {kv_cache_dtype!r}"
+            )
         heads = 2 * self.num_layers * self.num_kv_heads
         if kv_cache_dtype == "auto":
             return heads * self.head_dim * self.weight_bytes_each
@@ -107,8 +115,9 @@ class Dimensions:
         """What one device of a group has of the heads, the MLP and the vocabulary.
 
         Raises:
-            ValueError: one of them does not divide.
+            ValueError: one of them does not divide, or there is no such group.
         """
+        whole("tensor_parallel_size", num_devices, low=1, high=_MOST_DEVICES)
         parts = {}
         for name in ("num_kv_heads", "num_heads", "mlp_size", "vocab_size"):
             size = getattr(self, name)

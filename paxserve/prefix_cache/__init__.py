@@ -107,11 +107,13 @@ def check_tokens(token_ids: Sequence[int], block_ids: Sequence[int], block_size:
 
 
 def block_key(token_ids: Sequence[int], number: int, *, block_size: int, salt: str) -> bytes:
-    """What a block adds to the prefix before it: its tokens, 8 bytes each.
+    """What a block adds to the prefix before it: its tokens, 4 bytes each.
 
     Those of block 0 stand behind the salt, so that prefixes of two salts have nothing in common.
-    The block must be full: only a fixed width keeps salt and tokens apart.
+    The block must be full: only a fixed width keeps salt and tokens apart. An array of tokens is of
+    4 bytes each already.
     """
     first = number * block_size
-    key = array("q", token_ids[first : first + block_size]).tobytes()
+    block = token_ids[first : first + block_size]
+    key = (block if isinstance(block, array) else array("i", block)).tobytes()
     return key if number else salt.encode("utf-8", "surrogatepass") + key

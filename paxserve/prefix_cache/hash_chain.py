@@ -10,7 +10,6 @@ reached but do no harm, and are found again once its prefix is inserted again.
 from collections.abc import Sequence
 from dataclasses import dataclass
 from hashlib import sha256
-from weakref import WeakValueDictionary
 
 from paxserve.prefix_cache import Index, Publish, block_key, check_publish, check_tokens
 
@@ -22,19 +21,22 @@ def chain_digest(parent: bytes, key: bytes) -> bytes:
     return sha256(parent + key).digest()
 
 
-@dataclass(slots=True, weakref_slot=True, eq=False)
+@dataclass(slots=True, eq=False)
 class _Prefix:
-    """A prefix is its last block's key behind its parent; `block_id` is where it is found."""
+    """A prefix is its last block's key behind its parent; `block_id` is where it is found.
+    `num_users`: blocks that stand for it in `_prefixes`, and prefixes behind it.
+    """
 
     parent: "_Prefix | None"
     key: bytes
     digest: bytes
     depth: int
     block_id: int | None = None
+    num_users: int = 0
 
 
 class _Chain:
-    """Invariant: a prefix is one object while anything needs it, `_by_digest[p.digest] is p`, so
+    """Invariant: a prefix is one object while anything uses it, `_by_digest[p.digest] is p`, so
     prefixes are compared by identity; b is indexed if `_prefixes[b].block_id == b`.
 
     `_prefixes` also keeps the prefix of a block that lost to another block of the same prefix, so
@@ -45,7 +47,7 @@ class _Chain:
     def __init__(self, block_size: int) -> None:
         self._block_size = block_size
         self._prefixes: dict[int, _Prefix] = {}
-        self._by_digest: WeakValueDictionary[bytes, _Prefix] = WeakValueDictionary()
+        self._by_digest: dict[bytes, _Prefix] = {}
         self._num_indexed = 0
 
     def __len__(self) -> int:
@@ -68,7 +70,7 @@ class _Chain:
         prefix = self._indexed(found[-1]) if found else None
         for number in range(len(found), min(num_blocks, len(token_ids) // size)):
             key = block_key(token_ids, number, block_size=size, salt=salt)
-            prefix = self._behind(prefix, key, create=False)
+            prefix = self._behind(prefix, key)
             if prefix is None or prefix.block_id is None:
                 break
             found.append(prefix.block_id)
@@ -104,8 +106,8 @@ class _Chain:
         digest = chain_digest(parent.digest, key)
         if block_id in self._prefixes or digest in self._by_digest:
             return False
-        prefix = _Prefix(parent, key, digest, number, block_id)
-        self._by_digest[digest] = self._prefixes[block_id] = prefix
+        prefix = self._prefixes[block_id] = self._new(parent, key, digest)
+        prefix.block_id, prefix.num_users = block_id, 1
         self._num_indexed += 1
         return True
 
@@ -117,17 +119,35 @@ class _Chain:
 
     def remove(self, block_id: int) -> int | None:
         self._indexed(block_id).block_id = None
-        del self._prefixes[block_id]
+        self._let_go(self._prefixes.pop(block_id))
         self._num_indexed -= 1
         return None
 
-    def _behind(self, parent: _Prefix | None, key: bytes, *, create: bool) -> _Prefix | None:
+    def _new(self, parent: _Prefix | None, key: bytes, digest: bytes) -> _Prefix:
+        depth = 0
+        if parent is not None:
+            parent.num_users += 1
+            depth = parent.depth + 1
+        prefix = self._by_digest[digest] = _Prefix(parent, key, digest, depth)
+        return prefix
+
+    def _let_go(self, prefix: _Prefix | None) -> None:
+        """One user less; a prefix that nothing uses is forgotten."""
+        while prefix is not None:
+            prefix.num_users -= 1
+            if prefix.num_users > 0:
+                return
+            del self._by_digest[prefix.digest]
+            prefix = prefix.parent
+
+    def _behind(
+        self, parent: _Prefix | None, key: bytes, *, create: bool = False
+    ) -> _Prefix | None:
         """The prefix of `key` behind `parent`; None if unknown, or another one has its digest."""
         digest = chain_digest(parent.digest if parent else _NO_PARENT, key)
         prefix = self._by_digest.get(digest)
         if prefix is None and create:
-            prefix = _Prefix(parent, key, digest, parent.depth + 1 if parent else 0)
-            self._by_digest[digest] = prefix
+            prefix = self._new(parent, key, digest)
         is_it = prefix is not None and prefix.parent is parent and prefix.key == key
         return prefix if is_it else None
 
@@ -150,11 +170,14 @@ class _Chain:
 
     def _enter(self, prefix: _Prefix, block_id: int) -> bool:
         """Note that the block holds the prefix; whether it is the one to be found from now on."""
-        if block_id in self and self._prefixes[block_id] is not prefix:
+        earlier = self._prefixes.get(block_id)
+        if earlier is not None and earlier.block_id == block_id and earlier is not prefix:
             raise RuntimeError(
                 f"block {block_id} is indexed under another prefix, as number "
                 f"{self.depth(block_id)}; remove it before it is used again"
             )
+        prefix.num_users += 1
+        self._let_go(earlier)
         self._prefixes[block_id] = prefix
         if prefix.block_id is not None:
             return False
@@ -165,12 +188,13 @@ class _Chain:
     def _forget(self, block_ids: Sequence[int]) -> None:
         for block_id in block_ids:
             if block_id not in self:
-                self._prefixes.pop(block_id, None)
+                self._let_go(self._prefixes.pop(block_id, None))
 
     def _indexed(self, block_id: int) -> _Prefix:
-        if block_id not in self:
+        prefix = self._prefixes.get(block_id)
+        if prefix is None or prefix.block_id != block_id:
             raise RuntimeError(f"block {block_id} is not indexed")
-        return self._prefixes[block_id]
+        return prefix
 
 
 @dataclass(frozen=True, slots=True)

@@ -164,7 +164,7 @@ def _steps(run: RunTables) -> Iterator[TraceEvent]:
 
 
 def _instants(run: RunTables) -> Iterator[TraceEvent]:
-    for event in run.decisions.to_dict("records"):
+    for event in run.need("decisions").to_dict("records"):
         kind = event["kind"]
         if kind != Kind.PREEMPTED and kind not in _INSTANTS:
             continue

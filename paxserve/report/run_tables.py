@@ -28,6 +28,10 @@ _NAMED_IF_UNUSUAL = {
 }
 
 
+_COMPACT = "the run was made with record=compact; run it again with record=full"
+_OLD = "the run is of a version that did not record it; run it again"
+
+
 class MissingData(ValueError):
     """A run directory lacks what was asked of it."""
 
@@ -36,8 +40,9 @@ class MissingData(ValueError):
 class RunTables:
     """Everything saved of one run.
 
-    `requests`, `steps`, `decisions` and `blocks` have the columns of their files; `blocks` is None
-    where the run did not record them. `config` is what was asked for, `engine` what was applied.
+    `requests`, `steps`, `decisions` and `blocks` have the columns of their files; the last two are
+    None where the run did not record them. `config` is what was asked for, `engine` what was
+    applied.
     """
 
     path: Path
@@ -45,7 +50,7 @@ class RunTables:
     summary: Mapping[str, Any]
     requests: pd.DataFrame
     steps: pd.DataFrame
-    decisions: pd.DataFrame
+    decisions: pd.DataFrame | None
     blocks: pd.DataFrame | None
     config: Mapping[str, Any]
     engine: Mapping[str, Any]
@@ -73,7 +78,7 @@ class RunTables:
             summary=_json(directory / "summary.json"),
             requests=_table(directory / "requests.parquet"),
             steps=_table(directory / "steps.parquet"),
-            decisions=_table(directory / "decisions.parquet"),
+            decisions=_optional_table(directory / "decisions.parquet"),
             blocks=_optional_table(directory / "blocks.parquet"),
             config=_yaml(directory / "config.yaml"),
             engine=_json(directory / "engine.json"),
@@ -138,26 +143,31 @@ class RunTables:
             MissingData: it was not recorded, or lacks one of them.
         """
         found = getattr(self, table)
+        is_compact = self.config.get("record") == "compact"
         if found is None:
-            raise MissingData(f"{self._where(table)} does not exist: the run did not record it")
-        return need(found, *columns, what=self._where(table))
+            why = _COMPACT if is_compact else "the run did not record it"
+            raise MissingData(f"{self._where(table)} does not exist: {why}")
+        why = _COMPACT if is_compact else _OLD
+        return need(found, *columns, what=self._where(table), why=why)
 
     def _where(self, table: str) -> Path:
         return self.path / f"{table}.parquet"
 
 
-def need(frame: pd.DataFrame, *columns: str, what: object) -> pd.DataFrame:
+def need(
+    frame: pd.DataFrame,
+    *columns: str,
+    what: object,
+    why: str = _OLD,
+) -> pd.DataFrame:
     """The frame, if it has these columns.
 
     Raises:
-        MissingData: it lacks one; `what` names the table.
+        MissingData: it lacks one; `what` names the table, `why` says what to do.
     """
     missing = [column for column in columns if column not in frame]
     if missing:
-        raise MissingData(
-            f"{what} has no column {', '.join(missing)}: the run is of a version that did not "
-            "record it; run it again"
-        )
+        raise MissingData(f"{what} has no column {', '.join(missing)}: {why}")
     return frame
 
 

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paxserve.metrics import Summary
+from paxserve.terminal import table_console
 
 type Row = tuple[str, str, str]
 
@@ -54,9 +55,10 @@ def print_table(runs: Mapping[str, Summary], *, console: Console | None = None) 
     for name in runs:
         table.add_column(name, justify="right")
     for label, key, form in ROWS:
-        table.add_row(label, *[_cell(summary.get(key), form) for summary in runs.values()])
-    (console or Console()).print(table)
+        table.add_row(label, *[cell_text(summary.get(key), form) for summary in runs.values()])
+    (console or table_console()).print(table)
 
 
-def _cell(value: float | None, form: str) -> str:
+def cell_text(value: float | None, form: str) -> str:
+    """A figure as it is shown; a dash where it is undefined."""
     return "-" if value is None else form.format(value)

@@ -13,6 +13,9 @@ class Reservation(Protocol):
     """`grows`: a request may ask for more than it was first promised, and may be refused.
     `needs_true_lengths`: it reads `request.origin.num_true_output_tokens`, so every request must
     bring it; one that does not is refused at the door.
+
+    It may also declare `is_exact = True`: a request that decodes beyond what it was promised is
+    promised what it needs and no more. See `Batching.is_steady`.
     """
 
     grows: bool

@@ -16,6 +16,7 @@ class Max:
 
     grows = False
     needs_true_lengths = False
+    is_exact = True
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """See `Reservation.num_tokens`."""

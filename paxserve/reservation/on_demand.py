@@ -15,6 +15,7 @@ class OnDemand:
 
     grows = True
     needs_true_lengths = False
+    is_exact = True
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """See `Reservation.num_tokens`."""

@@ -16,6 +16,7 @@ class Pow2:
 
     grows = False
     needs_true_lengths = True
+    is_exact = True
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """See `Reservation.num_tokens`."""

@@ -17,6 +17,7 @@ class Prompt:
 
     grows = True
     needs_true_lengths = False
+    is_exact = True
 
     def num_tokens(self, request: Request, *, num_needed: int, limits: Limits) -> int:
         """See `Reservation.num_tokens`."""

@@ -10,33 +10,35 @@ from collections.abc import Iterator, Sequence
 from paxserve.traces.text_file import open_text
 
 
-def header_of(path: str) -> list[str]:
+def header_of(path: str, *, what: str = "workload") -> list[str]:
     """The names of the columns.
 
     Raises:
         ValueError: the file is empty.
         FileNotFoundError: there is none.
     """
-    with open_text(path) as file:
+    with open_text(path, what=what) as file:
         header = next(csv.reader(file), None)
     if not header:
         raise ValueError(f"{path} line 1: no header, the file must begin with names of columns")
     return header
 
 
-def read_csv(path: str, columns: Sequence[str]) -> Iterator[tuple[str, list[str]]]:
+def read_csv(
+    path: str, columns: Sequence[str], *, what: str = "workload"
+) -> Iterator[tuple[str, list[str]]]:
     """The given columns of each row, with the place to name in errors. Empty lines are skipped.
 
     Raises:
         ValueError: a column is missing, from the file or from a row.
         FileNotFoundError: there is no such file.
     """
-    header = header_of(path)
+    header = header_of(path, what=what)
     for column in columns:
         if column not in header:
             raise ValueError(f"{path} line 1: no column {column}, there are {', '.join(header)}")
     indices = [header.index(column) for column in columns]
-    with open_text(path) as file:
+    with open_text(path, what=what) as file:
         reader = csv.reader(file)
         try:
             next(reader)

@@ -11,17 +11,18 @@ from typing import TextIO
 
 
 @contextmanager
-def open_text(path: str) -> Iterator[TextIO]:
-    """The file, as UTF-8 with or without a byte order mark, its line ends as they are.
+def open_text(path: str, *, what: str = "workload") -> Iterator[TextIO]:
+    """The file, as UTF-8 with or without a byte order mark, its line ends as they are. `what` it
+    is a file of is for the errors.
 
     Raises:
         FileNotFoundError: there is none.
         ValueError: it is not UTF-8; raised where the file is read, inside the `with`.
     """
     if Path(path).is_dir():
-        raise FileNotFoundError(f"workload file {path!r} is a directory")
+        raise FileNotFoundError(f"{what} file {path!r} is a directory")
     if not Path(path).exists():
-        raise FileNotFoundError(f"workload file {path!r} does not exist")
+        raise FileNotFoundError(f"{what} file {path!r} does not exist")
     with open(path, encoding="utf-8-sig", newline="") as file:
         try:
             yield file

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from axes import ROOT
 
-PACKAGES = ("paxserve", "kernels_pallas")
+PACKAGES = ("paxserve", "kernels_pallas", "hydra_plugins")
 FILES = sorted(file for package in PACKAGES for file in (ROOT / package).rglob("*.py"))
 ACCELERATOR = {"jax", "jaxlib", "flax", "orbax"}
 UNSAFE_MODULES = {"pickle", "cPickle", "dill", "joblib", "marshal", "shelve", "torch"}

@@ -5,9 +5,14 @@ import dataclasses
 import pytest
 from axes import POLICY_AXES, ROOT, WORKLOAD_AXES, policy_class, stems, yaml_values
 
+from paxserve.hardware import Hardware
+from paxserve.models.dimensions import Dimensions
+
 CONFIGS = ROOT / "configs"
-AXES = (*POLICY_AXES, *WORKLOAD_AXES, "executor")
-WITH_FIELDS = [(axis, stem) for axis in (*POLICY_AXES, *WORKLOAD_AXES) for stem in stems(axis)]
+FIELDED = (*POLICY_AXES, *WORKLOAD_AXES, "cost_model", "tracker")
+AXES = (*FIELDED, "executor")
+WITH_FIELDS = [(axis, stem) for axis in FIELDED for stem in stems(axis)]
+SIZES = {"hardware": Hardware, "model": Dimensions}
 
 pytestmark = pytest.mark.skipif(not CONFIGS.exists(), reason="there are no configs yet")
 
@@ -31,12 +36,33 @@ def test_a_config_opens_with_a_comment_and_is_short(axis, stem):
     assert len(lines) <= 15
 
 
-@pytest.mark.parametrize("axis", POLICY_AXES)
+@pytest.mark.parametrize("axis", [*POLICY_AXES, "cost_model"])
 def test_a_policy_names_its_source(axis):
     for stem in stems(axis):
         module = policy_class(axis, stem).__module__
         docstring = __import__(module, fromlist=["_"]).__doc__
         assert "Source:" in docstring, module
+
+
+@pytest.mark.parametrize("group", SIZES)
+def test_keys_of_sizes_are_the_fields_of_what_they_describe(group):
+    names = {field.name for field in dataclasses.fields(SIZES[group])}
+    for path in sorted((CONFIGS / group).glob("*.yaml")):
+        values = yaml_values(group, path.stem)
+        assert set(values) == ({"name", "dtype"} if is_loaded(values, group) else names), path
+
+
+def is_loaded(values, group):
+    """A model that is found by its name has its sizes from its weights."""
+    return group == "model" and "name" in values
+
+
+@pytest.mark.parametrize("group", SIZES)
+def test_sizes_name_their_source(group):
+    for path in sorted((CONFIGS / group).glob("*.yaml")):
+        comment = [line for line in path.read_text().splitlines() if line.startswith("#")]
+        is_described = is_loaded(yaml_values(group, path.stem), group)
+        assert is_described or "Source: " in " ".join(comment), path
 
 
 def test_the_default_choice_of_every_axis_exists():

@@ -3,10 +3,11 @@
 import dataclasses
 import json
 
+import jax
 import jax.numpy as jnp
 import pytest
 
-from kernels_pallas import bench, tiles, tune
+from kernels_pallas import bench, support, tiles, tune
 from kernels_pallas.paged_attention import paged_attention, xla
 from kernels_pallas.tiles import file_name, measured_tiles, tile_key
 from kernels_pallas.timing import Timing, seconds_per_call
@@ -38,8 +39,8 @@ def test_bench_prints_and_writes_every_kernel(tmp_path, capsys):
     assert bench.main(["--small", "--shapes", SHAPE, "--json", str(file)]) == 0
     found = json.loads(file.read_text("utf-8"))
     assert [row["kernel"] for row in found["rows"]] == [
-        "ours, block 16",
-        "ours, a block per request",
+        "xla, block 16",
+        "xla, a block per request",
         "contiguous, xla",
     ]
     assert found["ceilings"]["copy_bytes_per_s"] > 1e8
@@ -50,10 +51,54 @@ def test_bench_prints_and_writes_every_kernel(tmp_path, capsys):
     assert printed.count("% of copy") == 3
 
 
+def test_a_row_is_written_when_it_is_measured(tmp_path, monkeypatch):
+    """What was measured before an interruption is not lost."""
+    file = tmp_path / "bench.json"
+    row = bench.Row(shape="s", kernel="k", timing=None, num_bytes=1, num_flops=1)
+
+    def interrupted(*args, **options):
+        yield row
+        assert len(json.loads(file.read_text("utf-8"))["rows"]) == 1
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(bench, "bench", interrupted)
+    monkeypatch.setattr(bench, "measure_ceilings", lambda: bench.Ceilings(1.0, 1.0, "float32"))
+    with pytest.raises(KeyboardInterrupt):
+        bench.main(["--json", str(file)])
+    assert [path.name for path in tmp_path.iterdir()] == ["bench.json"]
+    with pytest.raises(FileNotFoundError, match=r"--json .*/nowhere/b.json cannot be written"):
+        bench.main(["--json", str(tmp_path / "nowhere" / "b.json")])
+
+
+def test_bench_runs_what_auto_chooses_for_the_shape(monkeypatch):
+    asked = []
+
+    def choose(platform, kind, shape):
+        asked.append((platform, kind, shape))
+        return support.Choice("reference", "some reason")
+
+    monkeypatch.setattr(bench, "choose", choose)
+    rows = list(bench.bench([SHAPE], backend=None, small=True, budget_s=-1.0))
+    assert rows[0].kernel == "reference, block 16"
+    assert asked == [("cpu", "cpu", bench.host_shape(bench.SHAPES[SHAPE].small()))]
+    assert next(bench.bench([SHAPE], backend="xla", budget_s=-1.0)).kernel == "xla, block 16"
+
+
+def test_a_peer_may_refuse_and_ours_may_not(monkeypatch):
+    def cannot(*args, **options):
+        raise NotImplementedError("not today")
+
+    monkeypatch.setattr(bench, "prepare_ours", cannot)
+    rows = list(bench.bench([SHAPE], backend="xla", small=True))
+    assert [row.has_failed for row in rows] == [True, False, False]
+    assert [row.note for row in rows] == ["NotImplementedError: not today"] * 2 + [""]
+
+
 def test_bench_says_what_it_did_not_reach(monkeypatch):
     rows = list(bench.bench([SHAPE], backend="xla", small=True, budget_s=-1.0))
     assert {row.note for row in rows} == {"not measured: out of time"}
     assert {row.timing for row in rows} == {None}
+    assert bench.faults_of(rows) == ["nothing was measured"]
 
     def broken(*args, **options):
         raise RuntimeError("no such luck")
@@ -61,6 +106,11 @@ def test_bench_says_what_it_did_not_reach(monkeypatch):
     monkeypatch.setattr(bench, "paged_attention", broken)
     rows = list(bench.bench([SHAPE], backend="xla", small=True))
     assert [row.note for row in rows] == ["RuntimeError: no such luck"] * 2 + [""]
+    assert bench.faults_of(rows) == [
+        f"{SHAPE} {kernel}: RuntimeError: no such luck"
+        for kernel in ("xla, block 16", "xla, a block per request")
+    ]
+    assert bench.main(["--small", "--shapes", SHAPE]) == 1
 
 
 def shapes(num_tokens, num_rows):
@@ -126,9 +176,9 @@ def searched(monkeypatch, tmp_path):
     seen = []
 
     def prepare(shape, backend, *, tiles):
+        seen.append(tiles)
         if tiles == candidates[1]:
             raise MemoryError("too large")
-        seen.append(tiles)
         return (tiles,)
 
     def seconds(tiles, *, num_rounds):
@@ -138,9 +188,11 @@ def searched(monkeypatch, tmp_path):
     monkeypatch.setattr(tune, "prepare_ours", prepare)
     monkeypatch.setattr(tune, "seconds_per_call", seconds)
 
-    def search(*more):
+    def search(*more, status=0):
+        seen.clear()
         files = ["--measured", str(tmp_path / "m.json"), "--out", str(tmp_path / "t.json")]
-        assert tune.main(["--backend", "xla", "--shapes", SHAPE, "--small", *files, *more]) == 0
+        arguments = ["--backend", "xla", "--shapes", SHAPE, "--small", *files, *more]
+        assert tune.main(arguments) == status
         return json.loads((tmp_path / "t.json").read_text("utf-8"))["tiles"], seen
 
     return search, default, candidates
@@ -149,17 +201,59 @@ def searched(monkeypatch, tmp_path):
 def test_the_search_stores_what_beats_the_default(searched):
     search, default, candidates = searched
     table, seen = search()
-    assert seen == [default, candidates[0]]
+    assert seen == [default, *candidates]
     ((_, by_rows),) = table["xla"].items()
     assert by_rows == {"1": dataclasses.asdict(candidates[0])}
 
 
 def test_the_search_goes_on_where_it_stopped(searched):
     search, default, candidates = searched
-    _, seen = search("--budget-s", "-1")
+    _, seen = search("--budget-s", "-1", status=1)
     assert seen == []
     table, seen = search()
-    assert seen == [default, candidates[0]]
+    assert seen == [default, *candidates]
     again, seen = search()
     assert again == table
-    assert len(seen) == 2, "nothing is measured twice"
+    assert seen == [candidates[1]], "nothing is measured twice, what raised is tried again"
+
+
+def test_what_raised_is_tried_again_after_the_others(searched, tmp_path):
+    search, default, candidates = searched
+    search("--budget-s", "-1", status=1)
+    raised = {json.dumps(dataclasses.asdict(default)): "RuntimeError: the device was busy"}
+    (tmp_path / "m.json").write_text(json.dumps({KEY: raised}), "utf-8")
+    _, seen = search()
+    assert seen == [*candidates, default]
+
+
+KEY = f"cpu, jax {jax.__version__}, xla, {SHAPE}, small"
+
+
+@pytest.mark.parametrize(
+    "other",
+    [KEY.removesuffix(", small"), KEY.replace("cpu", "TPU v4"), KEY.replace(", jax", ", jax 0.1")],
+)
+def test_times_hold_for_their_device_jax_and_form_only(searched, tmp_path, other):
+    """Times of the full form, another device or another JAX are left alone and not read."""
+    search, default, candidates = searched
+    times = {json.dumps(dataclasses.asdict(tiles)): 1.0 for tiles in (default, *candidates)}
+    (tmp_path / "m.json").write_text(json.dumps({other: times}), "utf-8")
+    _, seen = search()
+    assert seen == [default, *candidates]
+    found = json.loads((tmp_path / "m.json").read_text("utf-8"))
+    assert found[other] == times
+    assert found[KEY][json.dumps(dataclasses.asdict(candidates[0]))] == 0.5
+
+
+def test_small_shapes_are_not_for_the_package_s_table(capsys):
+    with pytest.raises(SystemExit):
+        tune.main(["--backend", "xla", "--shapes", SHAPE, "--small"])
+    assert "--small needs --out" in capsys.readouterr().err
+
+
+def test_the_search_refuses_a_backend_without_tiles_and_a_path_it_cannot_write(tmp_path, capsys):
+    with pytest.raises(SystemExit):
+        tune.main(["--backend", "reference"])
+    assert "invalid choice: 'reference'" in capsys.readouterr().err
+    with pytest.raises(FileNotFoundError, match=r"--out .* cannot be written"):
+        tune.main(["--small", "--out", str(tmp_path / "nowhere" / "t.json")])

@@ -1,22 +1,29 @@
-"""The checks of kernels find what is wrong, and say what a backend cannot do."""
+"""The checks of kernels find what is wrong, and what a backend no longer can."""
 
+import importlib.util
 import json
+import multiprocessing
+import os
 import subprocess
 import sys
 from dataclasses import replace
+from types import SimpleNamespace
 
 import jax
 import jax.numpy as jnp
 import pytest
+import unruly
+from axes import ROOT
 
-from kernels_pallas import checks, compile_targets, support
+from kernels_pallas import checks, compile_targets, problems, support
 from kernels_pallas.checks import Check, run_check
-from kernels_pallas.paged_attention import xla
+from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
+from kernels_pallas.paged_attention import pallas_tpu, xla
 from kernels_pallas.paged_attention.validation import check_batch
 from kernels_pallas.problems import make_problem
 from kernels_pallas.shapes import SHAPES
 from kernels_pallas.write_kv import xla as write_xla
-from paxserve import check_kernels_command
+from paxserve import check_processes, cli
 
 NUMERICS = Check(kind="numerics", backend="xla", subject="chunks", sizes={"dtype": "float32"})
 WRITE = Check(
@@ -37,10 +44,28 @@ def test_a_wrong_number_fails(monkeypatch):
     monkeypatch.setattr(
         xla, "paged_attention", lambda *args, **options: right(*args, **options) * 1.001
     )
-    jax.clear_caches()
+    problems._attention.clear_cache()
     outcome = run_check(NUMERICS)
     assert (outcome.verdict, outcome.detail[:9]) == ("FAILED", "error 1.0")
-    jax.clear_caches()
+    problems._attention.clear_cache()
+
+
+@pytest.mark.parametrize("check", [NUMERICS, WRITE], ids=["numerics", "write"])
+@pytest.mark.parametrize(
+    ("change", "kind"),
+    [({"target": "here"}, "cpu"), ({"device_kind": "some chip"}, "some chip"), ({}, None)],
+    ids=["here", "as some chip", "as any"],
+)
+def test_a_check_runs_with_the_tiles_of_its_device(monkeypatch, check, change, kind):
+    """As an engine does there; measured ones are found by that name."""
+
+    def spy(*args, device_kind, **options):
+        raise RuntimeError(f"tiles of {device_kind}")
+
+    monkeypatch.setattr(xla, "paged_attention", spy)
+    monkeypatch.setattr(checks, "write_kv", spy)
+    problems._attention.clear_cache()
+    assert run_check(replace(check, **change)).detail == f"RuntimeError: tiles of {kind}"
 
 
 def test_a_write_beside_its_slot_fails(monkeypatch):
@@ -59,14 +84,41 @@ def test_what_goes_wrong_inside_a_check_is_told_not_raised(monkeypatch):
     nested = "JaxRuntimeError: INTERNAL: Traceback:\n  File x\nRuntimeError: RACE DETECTED\n  write"
     assert replace(outcome, detail=nested).summary == "RuntimeError: RACE DETECTED"
 
+
+@pytest.mark.parametrize(
+    "check",
+    [NUMERICS, Check(kind="compile", backend="xla", subject=next(iter(SHAPES)), target="v5e")],
+    ids=["numerics", "compile"],
+)
+def test_what_a_backend_no_longer_can_fails(monkeypatch, check):
     def cannot(*args, **options):
         raise NotImplementedError("xla: not today")
 
+    def trace(name, function, *arguments, donate_argnums):
+        jax.eval_shape(function, *arguments)
+
     monkeypatch.setattr(xla, "paged_attention", cannot)
-    jax.clear_caches()
-    outcome = run_check(NUMERICS)
-    assert (outcome.verdict, outcome.detail) == ("n/a", "xla: not today")
-    jax.clear_caches()
+    monkeypatch.setattr(compile_targets, "compile_for", trace)  # no compiler is needed
+    problems._attention.clear_cache()
+    outcome = run_check(check)
+    assert (outcome.verdict, outcome.detail) == ("FAILED", "NotImplementedError: xla: not today")
+    problems._attention.clear_cache()
+
+
+@pytest.mark.parametrize(
+    ("subject", "copied", "verdict"),
+    [("int8", 0, "ok"), ("int8", 1, "FAILED"), ("block32", 0, "ok"), ("block32", 1, "FAILED")],
+)
+def test_a_cache_that_is_copied_fails_its_scales_included(monkeypatch, subject, copied, verdict):
+    subject = f"llama-3-8b/decode_64x4k/{subject}"
+    kv, scales = (checks.abstract_arguments(SHAPES[subject], "pallas_tpu")[i] for i in (1, 6))
+    cache_bytes = sum(x.size * x.dtype.itemsize for x in (kv, scales) if x is not None)
+    memory = SimpleNamespace(alias_size_in_bytes=cache_bytes - copied, temp_size_in_bytes=0)
+    compiled = SimpleNamespace(memory_analysis=lambda: memory)
+    monkeypatch.setattr(compile_targets, "compile_for", lambda *args, **options: compiled)
+    outcome = run_check(Check(kind="compile", backend="pallas_tpu", subject=subject, target="v5e"))
+    assert outcome.verdict == verdict
+    assert ("not written in place" in outcome.detail) == bool(copied)
 
 
 def test_every_shape_meets_every_target_of_its_backend():
@@ -117,9 +169,38 @@ def test_support_is_what_backends_say(monkeypatch):
 
     monkeypatch.setattr(xla, "paged_attention", cannot)
     assert support.why_not("xla", None, shape) == "xla: not today"
+    monkeypatch.setattr(support, "CASES", {"bfloat16": shape})  # the whole table takes a minute
     lines = support.table()
     assert lines[2].startswith("| bfloat16 | yes | no (1) |")
     assert "1. xla: not today" in lines
+
+
+def test_targets_are_the_devices_that_their_compiler_knows():
+    """How many, what they call themselves, and for how many cores a kernel's tiles are cut."""
+    if importlib.util.find_spec("libtpu") is None:
+        pytest.skip("libtpu is not installed: `make check-kernels` installs it")
+    program = """
+from kernels_pallas.compile_targets import TARGETS, devices
+for name, target in TARGETS.items():
+    if target.platform == "tpu":
+        found = devices(name)
+        print(name, len(found), found[0].num_cores, found[0].device_kind)
+"""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(
+        [sys.executable, "-c", program],
+        env=os.environ | COMPILE_ENVIRONMENT | {"PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert done.stdout.splitlines() == [
+        f"{name} {target.num_devices} {pallas_tpu.NUM_CORES[target.device_kind]} "
+        f"{target.device_kind}"
+        for name, target in compile_targets.TARGETS.items()
+        if target.platform == "tpu"
+    ]
 
 
 H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
@@ -193,16 +274,63 @@ def test_the_command_runs_and_writes_what_it_found(tmp_path):
     }
 
 
-def test_checks_of_several_pools_all_run(monkeypatch):
-    """Three checks, of which one process takes two."""
-    monkeypatch.setattr(check_kernels_command, "CHECKS_PER_PROCESS", 2)
-    chosen = [replace(NUMERICS, subject=name) for name in ("one_row", "nothing", "decodes")]
-    found = list(check_kernels_command._run(chosen, num_jobs=1))
-    assert [(outcome.check, outcome.verdict) for outcome in found] == [(c, "ok") for c in chosen]
+def test_a_process_takes_several_checks_and_is_made_anew(monkeypatch):
+    monkeypatch.setattr(check_processes, "CHECKS_PER_PROCESS", 2)
+    found = list(check_processes.run(["one", "two", "three"], num_jobs=1, act=unruly.act))
+    assert [outcome.check for outcome in found] == ["one", "two", "three"]
+    first, second, third = (outcome.detail for outcome in found)
+    assert first == second != third
 
 
-def test_the_command_refuses_what_matches_nothing():
-    command = [sys.executable, "-m", "paxserve", "check-kernels", "--only", "nonsense"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert done.returncode == 2
-    assert "no check matches --only 'nonsense'" in done.stderr
+def test_a_check_that_hangs_or_dies_fails_and_the_others_go_on():
+    chosen = ["hangs", "dies", "one", "dies", "two"]
+    found = list(check_processes.run(chosen, num_jobs=2, deadline_s=10.0, act=unruly.act))
+    assert sorted(outcome.check for outcome in found) == sorted(chosen)
+    assert {(o.check, o.verdict, o.detail) for o in found if o.verdict != "ok"} == {
+        ("hangs", "FAILED", "timed out after 10 s"),
+        ("dies", "FAILED", "its process died"),
+    }
+    assert multiprocessing.active_children() == []
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--only", "nonsense"], "no check matches --only 'nonsense'"),
+        (["--jobs", "0"], "--jobs must be at least 1, got 0"),
+        (["--support", "--quick", "--json", "x"], "--support does not read --quick, --json"),
+        (["--support", "--only", "x", "--jobs", "2"], "--support does not read --only, --jobs"),
+        (["--step", "--quick"], "--step does not read --quick"),
+        (["--step", "--jobs", "2"], "--step does not read --jobs"),
+        (["--step", "--support"], "--support: not allowed with argument --step"),
+    ],
+)
+def test_the_command_refuses_what_it_does_not_read(options, message, monkeypatch, capsys):
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    try:
+        status = cli.main(["check-kernels", *options])
+    except SystemExit as error:  # of argparse
+        status = error.code
+    assert status == 2
+    assert message in capsys.readouterr().err
+
+
+def test_the_command_names_what_it_checked(monkeypatch, capsys):
+    """By name and value, and one process per core where their number is not known."""
+    other = replace(NUMERICS, sizes={"dtype": "float32", "num_heads": 8}, device_kind="some chip")
+    asked = []
+
+    def run(chosen, *, num_jobs):
+        asked.append(num_jobs)
+        for check in chosen:
+            yield checks.Outcome(check=check, verdict="ok", seconds=1.0, detail="")
+
+    monkeypatch.setattr(checks, "checks", lambda *, quick: [NUMERICS, other])
+    monkeypatch.setattr(check_processes, "run", run)
+    monkeypatch.setattr(os, "cpu_count", lambda: None)
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"COLUMNS": "120"})
+    assert cli.main(["check-kernels"]) == 0
+    printed = capsys.readouterr().out
+    assert "chunks dtype=float32 num_heads=8 as some chip" in printed
+    assert "2 ok, 0 failed" in printed
+    assert asked == [1]

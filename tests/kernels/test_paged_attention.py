@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hidden_values import check_hidden_values
 
 from kernels_pallas import problems
 from kernels_pallas.paged_attention import (
@@ -145,6 +146,10 @@ def test_nan_stays_in_its_row(backend: str, spoiled: int) -> None:
     others = np.ones(len(got), bool)
     others[first:last] = False
     np.testing.assert_array_equal(got[others], clean[others])
+
+
+def test_hidden_values_may_be_nan(backend: str) -> None:
+    check_hidden_values(lambda problem: problem.run(backend), block_size=16, head_dim=8)
 
 
 def test_one_compile_serves_all_contexts(backend: str) -> None:

@@ -5,7 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kernels_pallas.paged_attention import check_batch, paged_attention
+from kernels_pallas.paged_attention import (
+    BACKENDS,
+    backend_module,
+    check_batch,
+    paged_attention,
+)
 from kernels_pallas.paged_attention.layout import kv_dims, kv_scales_shape, kv_shape
 from kernels_pallas.problems import make_problem
 
@@ -24,6 +29,14 @@ SCALES = jnp.ones(kv_scales_shape(6, 4, 2))
 def test_good_arguments_pass() -> None:
     out = paged_attention(**GOOD, scale=1.0, backend="xla")
     np.testing.assert_array_equal(np.asarray(out), np.zeros((5, 4, 8)))
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_step_without_tokens_is_empty(backend: str) -> None:
+    kv = jnp.zeros(backend_module(backend).LAYOUT.kv_shape(6, 16, 2, 64), jnp.bfloat16)
+    q = jnp.zeros((0, 4, 64), jnp.bfloat16)
+    out = paged_attention(**{**GOOD, "q": q, "kv_blocks": kv}, scale=1.0, backend=backend)
+    assert (out.shape, out.dtype) == ((0, 4, 64), jnp.bfloat16)
 
 
 @pytest.mark.parametrize(
@@ -52,7 +65,12 @@ def test_good_arguments_pass() -> None:
         ({"block_table": jnp.zeros((3, 2))}, "block_table must be int32; got dtype=float32"),
         ({"num_rows": 4}, "num_rows=4, R=3"),
         ({"num_rows": jnp.zeros(1, jnp.int32)}, r"scalar; got num_rows=\(1,\)"),
+        ({"num_rows": jnp.int8(2)}, "num_rows must be an int or int32; got num_rows=2"),
+        ({"num_rows": 2.0}, "num_rows must be an int or int32; got num_rows=2.0"),
+        ({"num_rows": True}, "num_rows must be an int or int32; got num_rows=True"),
         ({"sliding_window": 0}, "sliding_window=0"),
+        ({"sliding_window": 2.5}, "None or an integer >= 1; got sliding_window=2.5"),
+        ({"sliding_window": True}, "None or an integer >= 1; got sliding_window=True"),
         ({"scale": float("inf")}, "scale=inf"),
         ({"backend": "fast"}, r"backend='fast' is unknown; use one of \('reference', 'xla'"),
     ],
@@ -128,6 +146,24 @@ def test_check_batch_sees_a_block_used_twice_and_a_slot_written_twice() -> None:
 
 def test_check_batch_accepts_what_make_problem_makes() -> None:
     assert check_batch(**_batch()) is None
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("kv_dtype", [jnp.float32, jnp.int8], ids=["float32", "int8"])
+def test_xla_rounds_no_operand_on_an_accelerator(platform: str, kv_dtype: jnp.dtype) -> None:
+    """By default a TPU multiplies float32 as bfloat16, and a GPU as TF32."""
+    problem = make_problem((1, 9), (40, 30), kv_dtype=kv_dtype)
+    arrays = (problem.q, problem.kv_blocks("xla"), problem.block_table, problem.context_lens)
+    scales = problem.kv_scales("xla")
+
+    def call(*args: jax.Array) -> jax.Array:
+        return paged_attention(*args, 2, scale=1.0, kv_scales=scales, backend="xla")
+
+    traced = jax.jit(call).trace(*arrays, problem.cu_q_lens)
+    lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
+    dots = [line for line in lines if "dot_general" in line]
+    assert len(dots) >= 8
+    assert [dot for dot in dots if "precision = [HIGHEST, HIGHEST]" not in dot] == []
 
 
 def test_xla_reads_the_cache_in_place() -> None:

@@ -5,10 +5,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from kernels_pallas.paged_attention import backend_module as attention_module
 from kernels_pallas.paged_attention.layout import kv_shape
-from kernels_pallas.write_kv import write_kv
+from kernels_pallas.write_kv import BACKENDS, write_kv
 
 NUM_BLOCKS, HEADS, DIM = 6, 2, 8
+PHASES = (jnp.ones((3, DIM // 2)), jnp.zeros((3, DIM // 2)))
 
 
 def _tokens(count: int, dtype: jnp.dtype) -> tuple[jax.Array, jax.Array]:
@@ -61,6 +63,14 @@ def test_donated_cache_is_written_in_place(backend: str, num_tokens: int) -> Non
     )
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_no_token_changes_nothing(backend: str) -> None:
+    kv = jnp.full(attention_module(backend).LAYOUT.kv_shape(3, 16, 2, 64), 7.0)
+    none, no_slot = jnp.zeros((0, 2, 64)), jnp.zeros(0, jnp.int32)
+    got, _ = write_kv(kv, none, none, no_slot, rotation=(none[:, 0, :32],) * 2, backend=backend)
+    np.testing.assert_array_equal(got, kv)
+
+
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -70,6 +80,9 @@ def test_donated_cache_is_written_in_place(backend: str, num_tokens: int) -> Non
         ({"slots": jnp.zeros(3, jnp.uint8)}, "slots=uint8"),
         ({"k": jnp.zeros((3, HEADS, DIM), jnp.bfloat16)}, "k=bfloat16, v=float32"),
         ({"kv_blocks": jnp.zeros((6, 2, HEADS, DIM))}, r"\[P, 2, K, S, H\]"),
+        ({"rotation": PHASES[:1]}, "rotation must be cos and sin; got 1 arrays"),
+        ({"rotation": (*PHASES, PHASES[0])}, "rotation must be cos and sin; got 3 arrays"),
+        ({"rotation": (PHASES[0], PHASES[1][:2])}, r"shape \(3, 4\) .*; got sin=\(2, 4\)"),
         ({"backend": "fast"}, "backend='fast' is unknown"),
     ],
 )

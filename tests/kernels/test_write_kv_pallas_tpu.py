@@ -123,13 +123,6 @@ def test_rotation_in_float32() -> None:
     np.testing.assert_allclose(layout.plain_kv(got), expected, rtol=1e-6, atol=1e-6)
 
 
-def test_no_token_changes_nothing() -> None:
-    blocks = random_bits(layout.kv_shape(3, 16, 2, 64), BF16)
-    none = jnp.zeros((0, 2, 64), BF16)
-    got, _ = write_kv(blocks, none, none, jnp.zeros(0, jnp.int32), backend="pallas_tpu")
-    np.testing.assert_array_equal(as_bits(got), as_bits(blocks))
-
-
 def test_what_it_cannot_do() -> None:
     blocks, token = jnp.zeros(layout.kv_shape(3, 16, 2, 32)), jnp.zeros((1, 2, 32))
     with pytest.raises(NotImplementedError, match=r"head_dim must be 64 or .*, got head_dim=32"):

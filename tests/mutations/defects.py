@@ -53,13 +53,13 @@ DEFECTS = [
     ),
     Defect(
         "kv/block_pool.py",
-        "if self._cached.get(block_id) != key or not",
+        "if self._cached.get(block_id) is not entry or not",
         "if block_id not in self._cached or not",
         POOL + "test_a_block_that_was_used_again_is_ranked_anew",
     ),
     Defect(
         "kv/block_pool.py",
-        "            heappush(self._heap, (self._cached[new_leaf], new_leaf))",
+        "            self._queue.push(self._cached[new_leaf])",
         "            pass",
         POOL + "test_in_a_tree_a_block_is_evicted_after_what_stands_behind_it",
     ),

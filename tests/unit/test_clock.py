@@ -1,6 +1,6 @@
 import pytest
 
-from paxserve.clock import VirtualClock, WallClock
+from paxserve.clock import RecordedClock, RecordingClock, VirtualClock, WallClock
 
 
 def test_virtual_time_moves_only_when_told():
@@ -32,3 +32,21 @@ def test_wall_time_waits_and_is_not_moved_by_steps():
     clock.wait_until(target)
     assert clock.now_s() >= target
     clock.wait_until(0.0)  # the past is no error
+
+
+def test_a_recording_is_told_again_in_order_whatever_is_spent_or_waited_for():
+    recording = RecordingClock(VirtualClock())
+    recording.now_s()
+    recording.spend(1.5)
+    assert recording.now_s() == 1.5
+    recording.wait_until(4.0)
+    recording.now_s()
+    assert recording.readings_s == [0.0, 1.5, 4.0]
+    recorded = RecordedClock(recording.readings_s)
+    assert recorded.now_s() == 0.0
+    recorded.spend(100.0)
+    recorded.wait_until(100.0)
+    assert [recorded.now_s(), recorded.now_s()] == [1.5, 4.0]
+    with pytest.raises(RuntimeError, match="asked for the time 3 times, this one asks again"):
+        recorded.now_s()
+    assert recorded.num_told == 3

@@ -6,6 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from paxserve.forks import num_grantable, plan_forks, reads_again, spread
+from paxserve.request import token_array
 
 
 def group(*token_lists, computed=()):
@@ -13,7 +14,7 @@ def group(*token_lists, computed=()):
     intake = make_intake(make_limits(max_num_seqs=8))
     request = make_request(1, intake=intake, n=len(token_lists), temperature=1.0)
     for i, (sequence, tokens) in enumerate(zip(request.sequences, token_lists, strict=True)):
-        sequence.token_ids[:] = tokens
+        sequence.token_ids[:] = token_array(tokens)
         sequence.num_computed_tokens = computed[i] if computed else 0
         sequence.num_remaining_tokens = len(tokens) - sequence.num_computed_tokens
     return request

@@ -15,14 +15,14 @@ def served(arrival_s, times, *, scheduled_s=None, reason=FinishReason.LENGTH, nu
     request = make_request(num_prompt)
     request.arrival_s = arrival_s
     request.sequence.token_times_s = list(times)
-    request.sequence.token_ids += range(len(times))
+    request.sequence.token_ids.extend(range(len(times)))
     request.first_scheduled_s = scheduled_s
     request.finish_reason = reason
     return request
 
 
 def step(duration_s=1.0, start_s=0.0, **fields):
-    zeros = dict.fromkeys(StepRecord._fields, 0)
+    zeros = dict.fromkeys(StepRecord._fields, 0) | {"terms_s": ()}
     return StepRecord(**(zeros | {"start_s": start_s, "duration_s": duration_s} | fields))
 
 
@@ -162,7 +162,7 @@ def test_several_sequences_count_each_in_its_own_time():
     request.arrival_s = 1.0
     for sequence, times in zip(request.sequences, ([4.0, 6.0, 8.0], [4.0, 5.0]), strict=True):
         sequence.token_times_s = times
-        sequence.token_ids += range(len(times))
+        sequence.token_ids.extend(range(len(times)))
     record = request_record(request)
     assert (record.num_sequences, record.num_output_tokens) == (2, 5)
     assert (record.ttft_s, record.e2e_s) == (3.0, 7.0)

@@ -12,7 +12,7 @@ from paxserve.arrays import StepArrays
 from paxserve.device.buckets import Bucket, Buckets
 from paxserve.pack import Packer, Variant
 from paxserve.sampling_params import MAX_SUPPRESSED_IDS
-from paxserve.step import DecodeRows, RowEntry, RowPlan, RowSampling, StepPlan, TableWrite
+from paxserve.step import RowEntry, RowPlan, Rows, RowSampling, StepPlan, TableWrite
 
 LIMITS = make_limits(max_num_seqs=4, max_num_batched_tokens=16, max_model_len=12, block_size=4)
 BUCKETS = Buckets.for_limits(LIMITS, row_buckets=(4,), token_buckets=(8, 16))
@@ -363,7 +363,7 @@ def test_what_a_placement_rounds_a_table_up_by_is_not_packed():
 
 
 def test_decodes_as_columns_are_packed_as_the_rows_they_stand_for():
-    columns = DecodeRows([7, 5, 9], [2, 0, 3], [4, 1, 6])
+    columns = Rows.decodes([7, 5, 9], [2, 0, 3], [4, 1, 6])
     rows = tuple(columns)
     assert rows == (
         RowPlan(7, 2, 4, 1, 1, ()),
@@ -378,7 +378,7 @@ def test_decodes_as_columns_are_packed_as_the_rows_they_stand_for():
         hash(rows),
     )
     plans = [StepPlan(step_id=1, rows=chosen) for chosen in (columns, rows)]
-    for name in ("num_tokens", "sequence_ids", "places"):
+    for name in ("num_tokens", "columns"):
         assert list_of(getattr(plans[0], name)) == list_of(getattr(plans[1], name))
     assert [plan.num_blocks(4) for plan in plans] == [2 + 1 + 2] * 2
     entries = [RowEntry(row.sequence_id, row.row, 3, RowSampling()) for row in rows]

@@ -13,12 +13,11 @@ def opened(tokenizer=TOKENIZER, **params):
     intake = make_intake(tokenizer=TOKENIZER)
     request = intake.make({"prompt_token_ids": [A]}, greedy(**params), arrival_s=0.0)
     texts = Texts(tokenizer)
-    texts.open(request)
     return texts, request
 
 
 def grow(texts, request, *tokens):
-    request.sequence.token_ids += tokens
+    request.sequence.token_ids.extend(tokens)
     return texts.advance(request, request.sequence)
 
 
@@ -88,7 +87,7 @@ def test_what_was_held_for_a_stop_that_did_not_come_is_shown_at_the_end():
 
 def test_an_end_token_is_no_text_even_if_it_is_not_special():
     texts, request = opened(stop_token_ids=[C])
-    request.sequence.token_ids += [A, C]
+    request.sequence.token_ids.extend([A, C])
     end(request, FinishReason.STOP)
     texts.advance(request, request.sequence)
     assert texts.text(request.sequence) == "a"
@@ -97,7 +96,7 @@ def test_an_end_token_is_no_text_even_if_it_is_not_special():
 def test_the_same_token_is_text_where_it_did_not_end_the_request():
     texts, request = opened(stop_token_ids=[C], min_tokens=4)
     grow(texts, request, C, A)
-    request.sequence.token_ids += [B]
+    request.sequence.token_ids.extend([B])
     end(request, FinishReason.LENGTH)
     texts.advance(request, request.sequence)
     assert texts.text(request.sequence) == "cab"
@@ -124,6 +123,5 @@ def test_requests_with_one_id_in_turn_keep_their_own_texts():
     end(first)
     second = make_intake().make({"prompt_token_ids": [A]}, greedy(), arrival_s=0.0)
     assert second.request_id == first.request_id
-    texts.open(second)
     grow(texts, second, B)
     assert (texts.text(first.sequence), texts.text(second.sequence)) == ("a", "b")

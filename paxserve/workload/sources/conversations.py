@@ -63,7 +63,7 @@ class Conversations:
         self._num_turns = num_turns
         self._turn_think_s = turn_think_s
         self._user_think_s = user_think_s
-        self._live: dict[str, PromptContent] = {}
+        self._said: dict[str, PromptContent] = {}  # in live requests that another turn follows
         self._coming: list[tuple[float, int, tuple[int, ...]]] = [
             (time_s, conversation * num_turns, ()) for conversation, time_s in enumerate(starts)
         ]
@@ -80,7 +80,8 @@ class Conversations:
         if not isinstance(content, str):
             content = said_before + content
         request_id = str(number)
-        self._live[request_id] = content
+        if self._goes_on(number):
+            self._said[request_id] = content
         return Arrival(
             request_id=request_id,
             arrival_s=time_s,
@@ -97,15 +98,19 @@ class Conversations:
 
     def on_end(self, request_id: str, time_s: float, output_token_ids: Sequence[int]) -> None:
         """See `Source.on_end`."""
-        number, content = int(request_id), self._live.pop(request_id)
-        conversation, turn = divmod(number, self._num_turns)
-        if turn + 1 < self._num_turns and number + 1 < self.num_requests:
+        number = int(request_id)
+        if self._goes_on(number):
+            content = self._said.pop(request_id)
             assert not isinstance(content, str), "turns are told apart by token ids"
             self._send(time_s + self._turn_think_s, number + 1, content + tuple(output_token_ids))
             return
-        following = (conversation + self._num_users) * self._num_turns
+        following = (number // self._num_turns + self._num_users) * self._num_turns
         if following < self.num_requests:
             self._send(time_s + self._user_think_s, following, ())
+
+    def _goes_on(self, number: int) -> bool:
+        """Whether another turn follows a request."""
+        return (number + 1) % self._num_turns > 0 and number + 1 < self.num_requests
 
     def _send(self, time_s: float, number: int, said_before: tuple[int, ...]) -> None:
         heapq.heappush(self._coming, (time_s, number, said_before))

@@ -30,6 +30,7 @@ from paxserve.preemption.swap import Swap
 from paxserve.results import applied
 from paxserve.sampling_params import SamplingParams
 from paxserve.settings import EngineSettings
+from paxserve.sizing import step_bytes
 from paxserve.step import BlockCopy, StepPlan
 
 SIZES = (4, 8)
@@ -314,6 +315,22 @@ def test_what_is_left_is_that_of_the_fullest_device(monkeypatch):
     assert memory.free_bytes([device(100, 20), device(100, 50), device(90, 0)]) == 50
     monkeypatch.setattr(memory, "free_host_bytes", lambda: 1000)
     assert memory.free_bytes(jax.devices()[:4]) == 250
+
+
+SILENT = SimpleNamespace(platform="gpu", device_kind="some card", memory_stats=lambda: None)
+
+
+def test_a_device_that_does_not_say_what_is_left_is_not_sized_by_the_host(monkeypatch):
+    message = "gpu some card has no memory statistics.*limits.kv_cache_memory_bytes"
+    with pytest.raises(NotImplementedError, match=message):
+        memory.free_bytes([SILENT])
+    monkeypatch.setattr(
+        memory, "free_bytes", lambda devices: memory._free_bytes(SILENT, num_devices=1)
+    )
+    engine, _ = start(1, kv_cache_memory_bytes=2**20)
+    assert engine.limits.num_blocks == 32
+    with pytest.raises(NotImplementedError, match=message):
+        start(1, kv_cache_memory_bytes=None)
 
 
 @pytest.mark.parametrize("size", SIZES)

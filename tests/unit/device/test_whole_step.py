@@ -19,20 +19,25 @@ from real_builders import loaded, make_real
 
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
 from kernels_pallas.compile_targets import TARGETS
+from paxserve import cli
+from paxserve.device import whole_step
 from paxserve.device.kv_blocks import Kernel
 from paxserve.device.whole_step import (
     DoesNotFit,
+    NamedCase,
     StepCase,
     StepMemory,
+    StepRow,
     abstract_step,
     check_fits,
     check_step,
+    fault,
     named_cases,
 )
 from paxserve.models.llama3 import LLAMA_3_70B
 from paxserve.pack import Variant
 
-CASES = {(name, target): case for name, target, case in named_cases()}
+CASES = {(name, target): case for name, target, case, _ in named_cases()}
 TOO_LARGE = ("llama-3-70b/decode_64x4k", "v6e")
 
 
@@ -66,13 +71,50 @@ def test_70b_on_four_v6e_is_refused_with_the_numbers():
     )
 
 
-@pytest.mark.parametrize("place", CASES, ids=" on ".join)
-def test_everything_else_fits_by_its_arithmetic(place):
-    if place[1] == "v6e":
-        with pytest.raises(DoesNotFit, match=r"needs 5[23]\.\d\d GiB"):
-            check_fits(place[1], CASES[place], backend="xla")
+@pytest.mark.parametrize(
+    "named", list(named_cases()), ids=lambda case: f"{case.name} on {case.target}"
+)
+def test_a_case_fits_by_its_arithmetic_where_it_must(named):
+    assert named.must_fit == (named.target != "v6e")
+    if named.must_fit:
+        check_fits(named.target, named.case, backend="xla")
     else:
-        check_fits(place[1], CASES[place], backend="xla")
+        with pytest.raises(DoesNotFit, match=r"needs 5[23]\.\d\d GiB"):
+            check_fits(named.target, named.case, backend="xla")
+
+
+FITS = StepRow(
+    name="step", target="v5p", num_devices=1, hbm_bytes=100, weight_bytes=1, kv_bytes=1,
+    step_bytes=50, seconds=1.0, memory=StepMemory(2, 1, 1, 50), refusal=None,
+)  # fmt: skip
+REFUSED = FITS._replace(memory=None, refusal="the step does not fit")
+GREEDY = FITS._replace(memory=StepMemory(2, 1, 1, 51))
+
+
+@pytest.mark.parametrize(
+    ("row", "must_fit", "found"),
+    [
+        (FITS, True, None),
+        (REFUSED, False, None),
+        (REFUSED, True, "it must fit: the step does not fit"),
+        (FITS, False, "it must be refused, and fits"),
+        (GREEDY, True, "temp_bytes=51, more than step_bytes=50"),
+    ],
+    ids=["fits", "refused", "refused but must fit", "fits but must not", "temporary"],
+)
+def test_what_is_wrong_with_a_step(row, must_fit, found, monkeypatch, capsys, tmp_path):
+    """And `paxserve check-kernels --step` ends with 1 and says so."""
+    wrong = fault(row, must_fit=must_fit)
+    assert wrong is None if found is None else found in wrong
+    named = NamedCase("step", "v5p", CASES["llama-3-8b/decode_64x4k", "v5p"], must_fit)
+    monkeypatch.setattr(whole_step, "named_cases", lambda: iter([named]))
+    monkeypatch.setattr(whole_step, "check_step", lambda *args, **options: row)
+    monkeypatch.setattr(os, "environ", dict(os.environ))
+    file = tmp_path / "steps.json"
+    assert cli.main(["check-kernels", "--step", "--json", str(file)]) == (found is not None)
+    assert ("FAILED step on v5p" in capsys.readouterr().err) == (found is not None)
+    (written,) = json.loads(file.read_text("utf-8"))
+    assert written["fault"] == wrong
 
 
 def test_the_compiler_s_numbers_are_compared_too():
@@ -122,6 +164,25 @@ def test_the_step_is_the_program_that_the_engine_runs(size):
         own_arguments = jax.device_put(own_arguments, jax.devices()[0])
     own = real._forward.lower(*own_arguments, variant=Variant.SAMPLED)
     assert found.as_text() == own.as_text()
+
+
+@pytest.mark.parametrize("platform", ["tpu", "cuda"])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("model", ["tiny", "tied"])
+def test_a_float32_step_rounds_no_operand_on_an_accelerator(platform, dtype, model):
+    """By default a TPU multiplies float32 as bfloat16, and a GPU as TF32."""
+    config = replace(loaded("tiny").config, tie_embeddings=model == "tied")
+    case = StepCase(
+        config=config, num_tokens=16, num_rows=4, context_len=96, max_model_len=96, dtype=dtype
+    )
+    forward, arguments = abstract_step(case, jax.devices()[:1], kernel=Kernel("xla", None))
+    traced = forward.trace(*arguments, variant=Variant.SAMPLED)
+    lines = traced.lower(lowering_platforms=(platform,)).as_text().splitlines()
+    dots = [line for line in lines if "dot_general" in line]
+    assert len(dots) > 7 * config.num_layers
+    rounded = [dot for dot in dots if "precision = [HIGHEST, HIGHEST]" not in dot]
+    assert [dot for dot in rounded if "f32>, tensor" in dot.split(" : ")[1]] == []
+    assert bool(rounded) == (dtype == "bfloat16")
 
 
 # With the compilers.

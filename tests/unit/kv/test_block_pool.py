@@ -215,14 +215,14 @@ def test_forgetting_everything_frees_the_cached_and_keeps_the_held():
     assert pool.num_evicted == 0
 
 
-def test_the_heap_of_cached_blocks_stays_as_short_as_what_is_cached():
+def test_the_queue_of_cached_blocks_stays_as_short_as_what_is_cached():
     pool = make_pool(4, HashChain())
     tables = [publish(pool, token) for token in (1, 2, 3)]
     for _ in range(500):
         for table in tables:
             pool.release(table)
             pool.share(table, is_hit=True)
-    assert len(pool._heap) <= 2 * 3 + 64 + 1
+    assert len(pool._queue) <= 2 * 3 + 64 + 1
     for table in (tables[1], tables[2], tables[0]):
         pool.release(table)
     assert [pool.take(1) for _ in range(3)] == [tables[1], tables[2], tables[0]]

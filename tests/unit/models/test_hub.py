@@ -18,7 +18,7 @@ def fetched(monkeypatch, tmp_path):
         calls.append((repo_id, options))
         return str(tmp_path / "snapshot")
 
-    monkeypatch.setattr(hub, "snapshot_download", spy)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", spy)
     return calls
 
 
@@ -130,13 +130,13 @@ def test_errors_of_the_hub_are_explained(monkeypatch):
     def refuse(repo_id, **_):
         raise Refused
 
-    monkeypatch.setattr(hub, "snapshot_download", refuse)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", refuse)
     with pytest.raises(ValueError, match=r"does not hand out model 'org/name'.*gated"):
         model_directory("org/name")
 
     def absent(repo_id, **_):
         raise LocalEntryNotFoundError("no network")
 
-    monkeypatch.setattr(hub, "snapshot_download", absent)
+    monkeypatch.setattr(hub.huggingface_hub, "snapshot_download", absent)
     with pytest.raises(FileNotFoundError, match="not in the local cache"):
         model_directory("org/name")

@@ -12,6 +12,7 @@ from workload_builders import (
     VIDUR,
     VTC,
     make,
+    measured_line,
     mooncake_line,
     needs_data,
     opened,
@@ -88,6 +89,15 @@ def test_mooncake_blocks_become_shared_prefixes(tmp_path):
     assert seen(small) == [(0, 150, 1, ""), (1.5, 128, 1, ""), (1.5, 75, 2, "")]
     assert small[0].prompt_token_ids[:128] == small[1].prompt_token_ids
     assert small[0].prompt_token_ids[:64] == small[2].prompt_token_ids[:64]
+
+
+def test_measured_runs(tmp_path):
+    lines = (measured_line(), measured_line(1787267982.58, 3, 1))
+    path = write_lines(tmp_path / "r.jsonl", *lines)
+    first, second = take_all(opened("llmservingsim", path=path))
+    assert seen((first, second)) == [(0, 2358, 531, ""), (pytest.approx(2.5, abs=1e-6), 3, 1, "")]
+    assert first.ignore_eos
+    assert len(take_all(opened("llmservingsim", path=path, limit=1))) == 1
 
 
 def test_vllm_bench_prompts(tmp_path):
@@ -227,6 +237,9 @@ def bad_rows():
     yield "mooncake", [mooncake_line(hash_ids=(1,))], 1, "hash_ids", "has 1 ids"
     earlier = mooncake_line(timestamp=499)
     yield "mooncake", [mooncake_line(timestamp=500), earlier], 2, "timestamp", "goes back: 499"
+    for name in ("input_toks", "output_toks"):
+        yield from json_cases("llmservingsim", measured_line(), name, NOT_COUNTS)
+    yield from json_cases("llmservingsim", measured_line(), "arrival_time", NOT_TIMES)
     yield from json_cases("vllm_bench", BENCH, "output_tokens", NOT_COUNTS)
     yield from json_cases("vllm_bench", BENCH, "prompt", (3, None, ["a"]))
     for stem, good in (("mooncake", mooncake_line()), ("vllm_bench", BENCH), ("jsonl", JSONL)):
@@ -304,6 +317,10 @@ def test_mooncake_blocks_only_shrink(block_tokens):
         ("vtc", "vtc/vtc_real_trace.csv", 1500, (136.3, 256.2), 600),
         ("mooncake", "mooncake/conversation_trace.jsonl", 12031, (12035, 342.6), 3537),
         ("mooncake", "mooncake/synthetic_trace.jsonl", 3993, (15325, 149.1), 1022),
+        ("llmservingsim", "llmservingsim/vllm_measured/RTX4090_Llama-3.1-8B/requests.jsonl",
+         300, (857.5, 652.5), 29),
+        ("llmservingsim", "llmservingsim/vllm_measured/RTXPRO6000_Qwen3-32B/requests.jsonl",
+         300, (862.3, 665.0), 29),
     ],
 )  # fmt: skip
 def test_rows_and_means_of_the_real_files(stem, file, num_rows, means, last_s):

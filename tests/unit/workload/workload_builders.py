@@ -67,5 +67,10 @@ def mooncake_line(timestamp=0, input_length=600, output_length=5, hash_ids=(1, 2
     return json.dumps(fields | {"output_length": output_length, "hash_ids": list(hash_ids)})
 
 
+def measured_line(arrival_time=1787267980.08, input_toks=2358, output_toks=531):
+    fields = {"request_id": "bench-0", "input_toks": input_toks, "output_toks": output_toks}
+    return json.dumps(fields | {"arrival_time": arrival_time, "queued_ts": 27536.66})
+
+
 def sharegpt_item(*values):
     return {"id": "x", "conversations": [{"from": "human", "value": value} for value in values]}

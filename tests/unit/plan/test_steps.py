@@ -1,0 +1,198 @@
+"""Predicted steps: the shapes that stand for a batch, and that an engine takes as long."""
+
+import pytest
+from builders import greedy, make_policies
+from cost_builders import roofline, small_hardware, small_model
+from plan_builders import SMALL_DEMAND, Asked, configured, small_setup
+
+from paxserve.assemble import simulated_engine
+from paxserve.plan import Demand
+from paxserve.plan.steps import ARITHMETIC, KV, WEIGHTS, Steps
+from paxserve.request import Origin
+from paxserve.step_shape import chunk, decodes, prompt, together
+
+
+def asked(**changed):
+    model = Asked()
+    return Steps(small_setup(cost_model=model, **changed), SMALL_DEMAND), model.shapes
+
+
+def small_steps(**changed):
+    return Steps(small_setup(**changed), SMALL_DEMAND)
+
+
+# Shapes. Prompts of 20, outputs of 10: a decode reads 25 tokens in the mean.
+
+
+def test_a_step_of_decodes_is_at_the_mean_context():
+    steps, shapes = asked()
+    assert steps.decode_s(3) == 6.0
+    assert shapes == [decodes(3, 75)]
+
+
+def test_a_mean_step_has_the_prompts_of_those_who_follow():
+    steps, shapes = asked()
+    assert steps.new_tokens(3) == 6  # 3 / 10 requests a step, of 20 tokens
+    assert steps.mean_s(3, 32) == 4 + 9
+    middle = chunk(7, 6, samples=False)
+    assert shapes == [together(decodes(3, 75), middle)]
+    # The middle of a prompt has the mean of the pairs of all its pieces.
+    assert middle.chunk_pairs == pytest.approx(prompt(20).chunk_pairs * 6 / 20)
+
+
+def test_a_budget_without_room_for_them_keeps_no_batch_full():
+    steps, shapes = asked()
+    assert steps.mean_s(3, 9) == 13.0
+    assert steps.mean_s(3, 8) is None
+    assert len(shapes) == 1
+
+
+def test_the_longest_step_has_the_ends_of_prompts():
+    steps, shapes = asked()
+    steps.longest_s(3, 12)
+    steps.longest_s(3, 3 + 2 * 20 + 5)
+    assert shapes[0] == together(decodes(3, 75), chunk(11, 9, samples=True))
+    assert shapes[1] == together(decodes(3, 75), prompt(20), prompt(20), chunk(15, 5, samples=True))
+
+
+def test_a_prompt_goes_in_chunks_of_what_decodes_leave():
+    steps, shapes = asked()
+    assert steps.ttft_s(2, 10) == (3 + 10) * 2 + (3 + 6)
+    pieces = [chunk(0, 8, samples=False), chunk(8, 8, samples=False), chunk(16, 4, samples=True)]
+    assert shapes == [together(decodes(2, 50), piece) for piece in pieces]
+    assert steps.ttft_s(0, 32) == 1 + 20
+    assert steps.ttft_s(10, 10) is None
+
+
+def test_a_batching_that_splits_no_prompt_takes_it_whole():
+    steps, shapes = asked(whole_prompts=True)
+    assert steps.ttft_s(2, 10) == 3 + 22
+    assert shapes == [together(decodes(2, 50), prompt(20))]
+
+
+# What bounds a step.
+
+FAST_MEMORY = small_hardware(link_latency_s=1.0, bytes_per_s=1e5, flop_per_s=1e5)
+
+
+@pytest.mark.parametrize(
+    ("changed", "rows", "bound"),
+    [
+        ({}, 1, WEIGHTS),
+        ({"hardware": small_hardware(flop_per_s=1.0)}, 1, ARITHMETIC),
+        ({"cost_model": roofline(compute_efficiency=0.001)}, 1, ARITHMETIC),
+        ({}, 64, KV),
+        ({"cost_model": roofline(host_s_per_step=60.0)}, 1, "host"),
+        ({"tensor_parallel_size": 2, "hardware": FAST_MEMORY}, 1, "links"),
+    ],
+)
+def test_what_takes_most_of_a_step(changed, rows, bound):
+    steps = Steps(small_setup(**changed), Demand(input_tokens=40, output_tokens=10))
+    batch = steps.batch(rows, budget=512, fits=True)
+    assert batch.bound == bound
+    assert sum(batch.bounds_s.values()) == pytest.approx(batch.step_s)
+
+
+def test_terms_that_are_not_taken_apart_keep_their_names():
+    steps, _ = asked()
+    assert steps.bounds_s(decodes(3, 75)) == {"rows": 3.0, "tokens": 3.0}
+
+
+def test_a_cost_model_without_an_answer():
+    class Silent(Asked):
+        def open(self, target):
+            def of(shape):
+                raise ValueError("measured to here")
+
+            return super().open(target)._replace(of=of)
+
+    steps = Steps(small_setup(cost_model=Silent()), SMALL_DEMAND)
+    batch = steps.batch(4, budget=32, fits=True)
+    found = (batch.step_s, batch.tpot_s, batch.output_tokens_per_s, batch.longest_s, batch.ttft_s)
+    assert found == (None,) * 5
+    assert (batch.bounds_s, batch.bound) == ({}, None)
+
+
+# The ridge: 10 FLOP per byte.
+
+
+def test_the_batch_at_the_ridge():
+    model = small_model(hidden_size=512, mlp_size=2048, vocab_size=8192)
+    steps = Steps(small_setup(model=model), SMALL_DEMAND)
+    rows = steps.rows_at_ridge(0)
+    assert steps.intensity(rows - 1, 0) < 10 <= steps.intensity(rows, 0)
+    assert 10 <= rows < 14  # about one FLOP per byte and row
+    assert steps.rows_at_ridge(10_000) > rows
+
+
+def test_no_batch_reaches_a_ridge_beyond_the_intensity_of_attention():
+    assert small_steps(hardware=small_hardware(flop_per_s=1e6)).rows_at_ridge(25) is None
+
+
+def test_llama_3_70b_on_an_a100_is_near_150_rows():
+    steps = Steps(configured("model=llama-3-70b", "hardware=a100-80g"), SMALL_DEMAND)
+    assert steps.rows_at_ridge(0) == pytest.approx(153, rel=0.1)
+
+
+# An engine takes as long.
+
+
+def engine(setup):
+    return simulated_engine(
+        model=setup.model,
+        hardware=setup.hardware,
+        cost_model=setup.cost_model,
+        settings=setup.settings,
+        policies=make_policies(),
+        say=lambda line: None,
+    )
+
+
+def run(made):
+    while made.has_work:
+        made.step()
+
+
+def ask(made, num_prompt, num_output):
+    params = greedy(max_tokens=num_output, ignore_eos=True)
+    origin = Origin(num_true_output_tokens=num_output, num_declared_output_tokens=num_output)
+    return made.submit({"prompt_token_ids": [1] * num_prompt}, params, origin=origin)
+
+
+@pytest.mark.parametrize("overrides", [
+    "model=llama-3-8b hardware=a100-80g",
+    "model=llama-3-70b hardware=h100 tp=4 cost_model.host_s_per_step=0.002",
+    "model=opt-13b hardware=a100-40g limits.block_size=8",
+])  # fmt: skip
+def test_a_simulated_engine_takes_what_was_planned(overrides):
+    budget = 2048  # all prompts in one step, so that all requests decode at one context
+    setup = configured(*overrides.split(), "limits.max_num_seqs=16",
+                       f"limits.max_num_batched_tokens={budget}")  # fmt: skip
+    steps = Steps(setup, Demand(input_tokens=96, output_tokens=9))
+    made, alone = engine(setup), engine(setup)
+    for _ in range(16):
+        ask(made, 96, 9)
+    request = ask(alone, 96, 2)
+    run(made)
+    run(alone)
+    in_decodes = [step for step in made.steps if step.num_tokens == step.num_rows == 16]
+    assert len(in_decodes) == 8
+    assert in_decodes[4].duration_s == steps.decode_s(16)  # the fifth reads 96 + 5
+    assert request.sequence.token_times_s[0] == steps.ttft_s(0, budget)
+
+
+def test_a_prompt_in_chunks_beside_decodes_is_as_fast_as_planned():
+    setup = configured("model=llama-3-8b", "hardware=a100-80g", "limits.max_num_seqs=16",
+                       "limits.max_num_batched_tokens=64")  # fmt: skip
+    demand = Demand(input_tokens=200, output_tokens=400)
+    planned_s = Steps(setup, demand).ttft_s(9, 64)
+    made = engine(setup)
+    for _ in range(9):
+        ask(made, 200, 400)
+    for _ in range(9 * 200 // 50 + 150):
+        made.step()
+    late = ask(made, 200, 2)
+    while not late.sequence.token_times_s:
+        made.step()
+    found_s = late.sequence.token_times_s[0] - late.arrival_s
+    assert found_s == pytest.approx(planned_s, rel=0.01)
