@@ -6,7 +6,7 @@ Owns: `<!-- NAME -->` and `<!-- /NAME -->`. In: rows, a file. Out: text.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paxserve.results import write_text
+from paxserve.files import write_text
 
 type Value = str | float | int | None
 

@@ -65,10 +65,11 @@ def verdict(knees: Mapping[str, Knee]) -> str:
         > TOLERANCE
     ]
     holds = not far and knees["vLLM"].rate > max(orcas)
+    apart = f"all but {', '.join(far)}" if far else "all"
     return (
         f"{mark(holds)}vLLM sustains {knees['vLLM'].rate / max(orcas):.2f} to "
-        f"{knees['vLLM'].rate / min(orcas):.2f} times what the Orcas do (1.51 to 1.67 in the figure "
-        f"at 0.2 s per token, twice in the text); ratios within 25 %{': all' if not far else ', but for ' + ', '.join(far)}."
+        f"{knees['vLLM'].rate / min(orcas):.2f} times what the Orcas do (in the figure 1.51 to 1.67 "
+        f"at 0.2 s per token, in the text twice); ratios within 25 %: {apart}."
     )
 
 
