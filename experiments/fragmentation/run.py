@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import table
+from experiments.study.readme import mark, table
 from paxserve.claims.churn import NUM_SLOTS, NUM_STEPS, STAGES, Stage, by_stage, lives
 from paxserve.report import style
 from paxserve.report.style import Picture, panels, title
@@ -43,7 +43,7 @@ def verdict(lived: Lived) -> str:
     drift = max(abs(each.num_running / flat[0].num_running - 1) for each in flat)
     holds = wear > 0.05 and drift < 0.1 and abs(again.used_share - first.used_share) < 0.03
     return (
-        f"- **{'Holds' if holds else 'Does not hold'}.** With age contiguous memory loses "
+        f"{mark(holds)}With age contiguous memory loses "
         f"{100 * wear:.0f} % of what it used at the start, and {100 * slowed:.0f} % of its tokens "
         f"per second; a restart brings it back to {100 * again.used_share:.1f} % in use (at first "
         f"{100 * first.used_share:.1f} %). Paged, the batch stays within {100 * drift:.0f} %."

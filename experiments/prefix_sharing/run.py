@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import table
+from experiments.study.readme import mark, table
 from paxserve.claims import Claim
 from paxserve.claims.sharing import system_prompt
 from paxserve.metrics import Summary
@@ -52,7 +52,7 @@ def study(setting: Setting) -> Findings:
 
 def verdict(claim: Claim) -> str:
     """Whether the claim holds."""
-    return f"- **{'Holds' if claim.holds else 'Does not hold'}.** {claim.claim} ({claim.note})."
+    return f"{mark(claim.holds)}{claim.claim} ({claim.note})."
 
 
 def exact_table(claim: Claim) -> str:

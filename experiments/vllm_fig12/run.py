@@ -11,7 +11,7 @@ from experiments.study.door import Findings, Setting, main
 from experiments.study.published import curve
 from experiments.study.rates import LOW_SHARES, Curve, draw, measured
 from experiments.study.rates import Panel as Shown
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from experiments.vllm_fig12.second_fit import with_rows
 from paxserve.claims.figure12 import (
     FITTED_HOST_S,
@@ -281,10 +281,10 @@ def _published_as(name: str) -> str:
 
 
 def _line(what: str, failing: Sequence[str], number: int, unit: str) -> str:
-    if not failing:
-        return f"- **Holds.** {what}: in all {number} {unit}."
-    held = number - len(failing)
-    return f"- **Does not hold.** {what}: {held} of {number} {unit}; not {'; '.join(failing)}."
+    held = f"in all {number} {unit}"
+    if failing:
+        held = f"{number - len(failing)} of {number} {unit}; not {'; '.join(failing)}"
+    return f"{mark(not failing)}{what}: {held}."
 
 
 if __name__ == "__main__":
