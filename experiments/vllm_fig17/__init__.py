@@ -1,1 +1,0 @@
-"""vLLM's Figure 17: see README.md."""
