@@ -12,7 +12,6 @@ from pathlib import Path
 
 import pyarrow as pa
 from pyarrow import csv
-from rich.console import Console
 from rich.table import Table
 
 from paxserve.files import write_arrow, write_text
@@ -20,15 +19,14 @@ from paxserve.report.comparison import draw_differences, draw_means
 from paxserve.sweep.comparison import Comparison, Difference, Mean
 from paxserve.sweep.directory import SweepDirectory
 from paxserve.sweep.table import STATE, write_sweep_table
+from paxserve.terminal import table_console, while_read
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """The command; returns its exit code."""
     parser = argparse.ArgumentParser(prog="compare.py", description=__doc__)
     parser.add_argument("sweep", type=Path, metavar="SWEEP", help="run_dir of a `paxserve run -m`")
-    parser.add_argument(
-        "--by", metavar="KEY", help="the axis to draw against, if several are numeric"
-    )
+    parser.add_argument("--by", metavar="KEY", help=_BY)
     parser.add_argument("--metric", action="append", default=[], metavar="NAME", help=_METRIC)
     parser.add_argument("--baseline", metavar="CELL", help=_BASELINE)
     arguments = parser.parse_args(argv)
@@ -97,8 +95,8 @@ def _print_differences(rows: Sequence[Difference], by: str | None) -> None:
         place = "" if row.by is None else f"{row.by:g}"
         share = f"{row.share_lower * row.num_seeds:.0f} of {row.num_seeds}"
         table.add_row(row.policy, place, row.metric, f"{row.mean:+.3g}{interval}", share)
-    Console().print(table)
+    table_console().print(table)
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    sys.exit(while_read(main))

@@ -1,7 +1,8 @@
 """The command line: `paxserve run`, `paxserve demo`, and commands that lie in files of their own.
 
 Owns: arguments, Hydra, progress bars, exit codes, and how errors read. In: argv. Out: tables,
-files, and 0, 1 (a run failed, or Hydra refused an override), 2 (wrong settings), 130 (interrupted).
+files, and 0, 1 (a run failed, or Hydra refused an override), 2 (wrong settings), 130 (interrupted),
+141 (nobody reads on).
 Must not know: how a run is made.
 """
 
@@ -44,7 +45,7 @@ from paxserve.results import (
     new_run_dir,
     write_results,
 )
-from paxserve.terminal import Terminal
+from paxserve.terminal import Terminal, while_read
 from paxserve.tracking import TRACKER, Tracking
 from paxserve.verify import command as verify_command
 
@@ -77,7 +78,10 @@ examples:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Entry point of the `paxserve` command."""
-    arguments = list(sys.argv[1:] if argv is None else argv)
+    return while_read(lambda: _act(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _act(arguments: list[str]) -> int:
     parser = argparse.ArgumentParser(
         prog="paxserve",
         description="Continuous batching and PagedAttention as separate, swappable policies.",

@@ -1,20 +1,38 @@
 """The person at the terminal: progress bars on long work, messages beside them, quiet in a pipe.
 
-Owns: standard error, and how wide tables are on standard output. Must not know: what the work is.
+Owns: standard error, how wide tables are on standard output, and what becomes of a command whose
+reader has gone. Must not know: what the work is.
 """
 
+import os
 import sys
+from collections.abc import Callable
 
 from rich.console import Console
 from tqdm import tqdm
 
 PIPE_COLUMNS = 160  # a file or a pager has no width of its own; 80 would cut cells
+READER_GONE = 141  # what a shell reports of a program that SIGPIPE ended
 
 
 def table_console() -> Console:
     """Standard output, as wide as the terminal, or wide where it is none."""
     is_watched = sys.stdout.isatty() or "ipykernel" in sys.modules
     return Console() if is_watched else Console(width=PIPE_COLUMNS)
+
+
+def while_read(act: Callable[[], int]) -> int:
+    """The exit code of a command, or `READER_GONE` where nobody reads its output any more, as in
+    `paxserve claims | head -3`.
+    """
+    try:
+        code = act()
+        sys.stdout.flush()
+    except BrokenPipeError:
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())  # or the interpreter complains when it flushes
+        return READER_GONE
+    return code
 
 
 class Terminal:

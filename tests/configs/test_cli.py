@@ -21,6 +21,7 @@ from paxserve.events import Event
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord
 from paxserve.records import StepRecord
+from paxserve.terminal import READER_GONE
 
 FILES = {
     "arrivals.jsonl", "complete", "config.yaml", "decisions.parquet", "engine.json", "env.json",
@@ -477,6 +478,19 @@ def test_in_a_process_of_its_own(workplace):
     assert again.stderr == (
         "paxserve: error: run_dir=results is not empty: choose another, or remove it first\n"
     )
+
+
+def test_nobody_reads_on():
+    """As in `paxserve pairs | head -1`: no traceback, and a shell's code for it."""
+    command = [sys.executable, "-c", "import sys; from paxserve.cli import main; sys.exit(main())"]
+    with subprocess.Popen(
+        [*command, "pairs"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    ) as process:
+        assert process.stdout is not None
+        process.stdout.close()
+        assert process.stderr is not None
+        assert process.stderr.read() == ""
+    assert process.returncode == READER_GONE
 
 
 def test_tables_of_all_runs_have_one_schema(cli, workplace):
