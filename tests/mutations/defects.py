@@ -28,6 +28,10 @@ LIMITS = "unit/test_limits.py::"
 GATES = "unit/test_gates.py::"
 NOTICES = "unit/test_notices.py::"
 CACHES = "conformance/test_prefix_cache.py::"
+LEAPS = "property/test_leaping.py::"
+MOST = LEAPS + "test_where_nobody_learns_most_steps_are_leapt"
+COMPACT = "property/test_compact.py::"
+ABORTED = COMPACT + "test_aborted_and_discarded_requests_are_folded_like_others"
 MEMO = POOL + "test_of_what_was_found_before_only_the_forgotten_is_looked_for_again"
 DECLARED = "unit/test_intake.py::test_policies_are_told_what_a_server_would_be"
 
@@ -413,15 +417,15 @@ DEFECTS = [
         LEDGER,
     ),
     Defect(
-        "ledger.py",
+        "slot_seconds.py",
         "        self._slot_s += columns * duration_s",
         "        self._slot_s = columns * duration_s",
         LEDGER,
     ),
     Defect(
         "ledger.py",
-        "unused = max(0, promise.num_tokens - self._most_computed[sequence])",
-        "unused = max(0, promise.num_tokens - self._most_computed[sequence] - 1)",
+        "unused = max(0, promise.num_tokens - most_computed)",
+        "unused = max(0, promise.num_tokens - most_computed - 1)",
         "unit/test_ledger.py::test_a_reservation_of_2048_of_which_300_are_used",
     ),
     Defect(
@@ -549,7 +553,7 @@ DEFECTS = [
     ),
     Defect(
         "admitting.py",
-        "        num_budget += sum([row.num_tokens for row in granted])\n",
+        "        num_budget += sum([row.num_tokens for row in rows if row is not None])\n",
         "",
         PLANNING + "test_the_budget_of_those_who_make_way_is_the_newcomer",
     ),
@@ -573,13 +577,13 @@ DEFECTS = [
     ),
     Defect(
         "admitting.py",
-        "tuple([r for r in self._batch.running if r not in without])",
-        "tuple(self._batch.running)",
+        "running=_all_but(without, self._batch.running)",
+        "running=tuple(self._batch.running)",
         PLANNING + "test_gates_are_asked_of_the_memory_as_it_will_be",
     ),
     Defect(
         "admitting.py",
-        "newcomers=frozenset(self._draft.newcomers).difference(without)",
+        "newcomers=frozenset(_all_but(without, self._draft.newcomers))",
         "newcomers=frozenset()",
         ADMITTING + "test_gates_see_who_runs_and_who_of_them_entered_in_this_step",
     ),
@@ -714,8 +718,8 @@ DEFECTS = [
     ),
     Defect(
         "notices.py",
-        'in ("forced", "displaced", "asked"))',
-        'in ("asked",))',
+        '_NO_SHORTAGE = ("forced", "displaced", "asked")',
+        '_NO_SHORTAGE = ("asked",)',
         NOTICES + "test_only_preemptions_for_want_of_memory_are_warned_of",
     ),
     # A model split over devices.
@@ -736,5 +740,88 @@ DEFECTS = [
         "bytes_per_whole_block = num_devices * size.bytes_per_block",
         "bytes_per_whole_block = size.bytes_per_block",
         GROUPS + "test_it_says_so_and_the_host_s_pool_holds_whole_blocks",
+    ),
+    # Leaping.
+    Defect("leaping.py", "min(left) - 1)", "min(left))", MOST),
+    Defect("leaping.py", "if start_s >= until_s:", "if start_s > until_s + 1:", MOST),
+    Defect("leaping.py", "_every(held - computed,", "_every(held - computed + 1,", MOST),
+    Defect(
+        "leaping.py", "_every((-1 - computed) % block_size", "_every(-computed % block_size", MOST
+    ),
+    Defect(
+        "leaping.py", "            sequence.num_sent_blocks = len(sequence.block_table)\n", "", MOST
+    ),
+    Defect("leaping.py", "found.held_back, ledger.notes_promises", "found.held_back, False", MOST),
+    Defect(
+        "leaping.py",
+        "        self._scheduler.repeated(found, plan)\n",
+        "",
+        LEAPS + "test_a_leap_goes_on_where",
+    ),
+    Defect(
+        "ledger.py",
+        "        self._columns = columns[-1]\n",
+        "",
+        LEAPS + "test_a_leap_goes_on_where",
+    ),
+    Defect(
+        "leaping.py",
+        "num_told = num_steps if notices.watches(last) else 1",
+        "num_told = 1",
+        LEAPS + "test_a_warning_is_given_in_the_step",
+    ),
+    Defect(
+        "leaping.py",
+        "        if any(map(contains, stops, repeats.tokens)):\n            return _Course(0, {}, {})\n",
+        "",
+        LEAPS + "test_an_end_token_is_never_leapt_over",
+    ),
+    Defect(
+        "scheduler.py",
+        "lasting = {Reason.ROWS}",
+        "lasting = {Reason.ROWS, Reason.GATE}",
+        LEAPS + "test_why_the_head_is_held_back_is_said_anew",
+    ),
+    Defect(
+        "scheduler.py",
+        "if not policies.gates and not policies.prefix_cache.shares:",
+        "if not policies.gates:",
+        LEAPS + "test_a_waiting_request_enters_as_soon_as",
+    ),
+    Defect(
+        "scheduler.py",
+        "policies.admission.displaces_running or batch.waiting.reorders",
+        "batch.waiting.reorders",
+        LEAPS + "test_who_will_be_displaced",
+    ),
+    Defect(
+        "policies.py",
+        "return all(declared) and not learns",
+        "return not learns",
+        LEAPS + "test_policies_that_declare_nothing",
+    ),
+    Defect(
+        "executor/simulated.py",
+        "if not self._leaps or self._num_logprobs:",
+        "if not self._leaps:",
+        LEAPS + "test_log_probabilities",
+    ),
+    # The compact recording.
+    Defect(
+        "engine.py", "                self.ledger.close(request)\n", "", COMPACT + "test_full_and"
+    ),
+    Defect("engine.py", "            self._leaving.append(request)\n", "", ABORTED),
+    Defect(
+        "folded.py",
+        "        if record.finish_reason in COMPLETED:\n",
+        "        if True:\n",
+        ABORTED,
+    ),
+    Defect("folded.py", '.sort_by("arrival_seq")', "", ABORTED),
+    Defect(
+        "folded.py",
+        "            self.num_errors += 1\n",
+        "",
+        COMPACT + "test_a_step_that_fails_ends_up_in_the_figures",
     ),
 ]

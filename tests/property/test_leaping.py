@@ -192,6 +192,13 @@ def test_where_nobody_learns_most_steps_are_leapt(reservation, placement, prefix
     assert num_leapt >= expected * len(states[0]["steps"])
 
 
+def test_a_leap_goes_on_where_the_last_one_ended(monkeypatch):
+    monkeypatch.setattr(leaping, "MOST_STEPS", 3)
+    states, num_leapt = both(make_limits(), [(5, 0, 25, 0.0, "", 0), (2, 1, 20, 0.0, "", 0)])
+    assert_same(states)
+    assert num_leapt > 18
+
+
 def test_an_end_token_is_never_leapt_over():
     requests = [(5, 0, 30, 0.0, "", 0), (6, 0, 30, 0.0, "", 0)]
     states, _ = both(make_limits(), requests)
