@@ -744,8 +744,13 @@ DEFECTS = [
         GROUPS + "test_it_says_so_and_the_host_s_pool_holds_whole_blocks",
     ),
     # Leaping.
-    Defect("leaping.py", "min(left) - 1)", "min(left))", MOST),
-    Defect("leaping.py", "if start_s >= until_s:", "if start_s > until_s + 1:", MOST),
+    Defect("leaping.py", "self.known)) - 1", "self.known))", MOST),
+    Defect(
+        "leaping.py",
+        "            if start_s >= until_s:",
+        "            if start_s > until_s + 1:",
+        MOST,
+    ),
     Defect("leaping.py", "_every(held - computed,", "_every(held - computed + 1,", MOST),
     Defect(
         "leaping.py",
@@ -756,7 +761,7 @@ DEFECTS = [
     Defect(
         "leaping.py", "            sequence.num_sent_blocks = len(sequence.block_table)\n", "", MOST
     ),
-    Defect("leaping.py", "found.held_back, ledger.notes_promises", "found.held_back, False", MOST),
+    Defect("leaping.py", "self._ledger.notes_promises\n", "False\n", MOST),
     Defect(
         "leaping.py",
         "        self._scheduler.repeated(found, plan)\n",
@@ -777,8 +782,8 @@ DEFECTS = [
     ),
     Defect(
         "leaping.py",
-        "any(map(contains, stops, repeats.tokens))",
-        "not stops",
+        "if group.may_stop(repeats.tokens):",
+        "if not group.requests:",
         LEAPS + "test_an_end_token_is_never_leapt_over",
     ),
     Defect(
