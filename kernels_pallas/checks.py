@@ -18,6 +18,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from kernels_pallas import cases, compile_targets
 from kernels_pallas.interpret import interpreted
@@ -166,23 +167,25 @@ def _write(check: Check) -> tuple[str, str]:
     """Every slot, those that keep what they held included; padding is dropped."""
     kv_dtype, block_size = jnp.dtype(check.sizes["kv_dtype"]), check.sizes["block_size"]
     num_blocks, num_kv_heads, head_dim = 6, 2, check.sizes["head_dim"]
+    rng = np.random.default_rng(0)
+    shape = (num_blocks, 2, num_kv_heads, block_size, head_dim)
+    plain = jnp.asarray(rng.standard_normal(shape, np.float32)).astype(kv_dtype)
+    scales = jnp.asarray(rng.standard_normal(shape[:-1], np.float32))
+    tokens = rng.standard_normal((2, 40, num_kv_heads, head_dim), np.float32)
+    k, v = (jnp.asarray(x).astype(jnp.bfloat16) for x in tokens)
+    phases = 6.0 * rng.random((40, head_dim // 2), np.float32)
+    slots = rng.permutation(num_blocks * block_size)[:40].astype(np.int32)
+    slots[37:] = num_blocks * block_size
     written = {}
     for backend in ("reference", check.backend):
         layout = backend_module(backend).LAYOUT
-        keys = jax.random.split(jax.random.key(0), 5)
-        plain = jax.random.normal(keys[0], (num_blocks, 2, num_kv_heads, block_size, head_dim))
-        scales = jax.random.normal(keys[1], plain.shape[:-1])
-        k, v = jax.random.normal(keys[2], (2, 40, num_kv_heads, head_dim), jnp.bfloat16)
-        phases = jax.random.uniform(keys[3], (40, head_dim // 2)) * 6.0
-        slots = jax.random.permutation(keys[4], num_blocks * block_size)[:40].astype(jnp.int32)
-        slots = slots.at[37:].set(num_blocks * block_size)
         with _where(check):
             blocks, scales_out = write_kv(
-                layout.lay_kv(plain.astype(kv_dtype)),
+                layout.lay_kv(plain),
                 k,
                 v,
-                slots,
-                rotation=(jnp.cos(phases), jnp.sin(phases)),
+                jnp.asarray(slots),
+                rotation=(jnp.asarray(np.cos(phases)), jnp.asarray(np.sin(phases))),
                 kv_scales=layout.lay_scales(scales) if kv_dtype in QUANTISED_DTYPES else None,
                 backend=backend,
                 device_kind=_device_kind(check),

@@ -163,6 +163,7 @@ def make_problem(
     padding_rows: int = 2,
     padding_tokens: int = 3,
     padding_columns: int = 2,
+    spare_blocks: int = 3,
     seed: int = 0,
 ) -> Problem:
     """Random rows.
@@ -176,13 +177,14 @@ def make_problem(
         table: permuted; consecutive: each row one run of blocks; shared: rows of equal blocks up to
             the last, as prefix caching leaves them (their own tokens still differ).
         padding_rows, padding_tokens, padding_columns: what the arrays hold beyond the problem.
+        spare_blocks: that no row uses.
     """
     rng = np.random.default_rng(seed)
     dtype, kv_dtype = jnp.dtype(dtype), jnp.dtype(dtype if kv_dtype is None else kv_dtype)
     num_rows = len(q_lens)
     needed = [-(-context // block_size) for context in context_lens]
     num_shared = _num_shared(q_lens, context_lens, block_size) if table == "shared" else 0
-    num_blocks = 1 + sum(needed) - num_shared * max(0, num_rows - 1) + 3
+    num_blocks = 1 + sum(needed) - num_shared * max(0, num_rows - 1) + spare_blocks
     ids = np.arange(1, num_blocks)
     free = list(ids if table == "consecutive" else rng.permutation(ids))
     shared = [free.pop(0) for _ in range(num_shared)]

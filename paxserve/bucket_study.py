@@ -18,7 +18,7 @@ from paxserve.device.buckets import Bucket, Buckets
 from paxserve.limits import Limits
 from paxserve.report.run_tables import MissingData, RunTables
 from paxserve.results import new_run_dir, write_results
-from paxserve.terminal import Terminal
+from paxserve.terminal import Terminal, table_console
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -127,7 +127,7 @@ def print_study(found: Study, second: Padding | None, *, console: Console | None
     table.add_row("padded share of rows", *[f"{one.row_share:.1%}" for one in columns])
     cost = f"cost: padding tokens + {found.row_weight:g} x padding rows"
     table.add_row(cost, *[f"{one.cost(found.row_weight):.0f}" for one in columns])
-    (console or Console()).print(table)
+    (console or table_console()).print(table)
     for key, value in overrides(found.plan).items():
         print(f"{key}=[{','.join(map(str, value))}]")
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from paxserve.terminal import Terminal
+from paxserve.terminal import Terminal, table_console
 
 if TYPE_CHECKING:
     from paxserve.capacity import Capacity, Probe
@@ -85,7 +85,7 @@ def print_capacity(found: "Capacity", *, console: Console | None = None) -> None
         values = [probe.figures.get(name) for name in (*names, *more)]
         shown = ["-" if value is None else f"{value:.4g}" for value in values]
         table.add_row(f"{probe.rate:g}", "yes" if probe.is_met else "no", *shown)
-    (console or Console()).print(table)
+    (console or table_console()).print(table)
     print(f"capacity: {found.answer()}")
     if not found.is_monotone:
         print("not every rate below one that meets the SLO meets it: more requests would say more")

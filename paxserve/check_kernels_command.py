@@ -18,14 +18,13 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.table import Table
 
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
 from paxserve import check_processes
 from paxserve.files import write_text
 from paxserve.results import check_writable
-from paxserve.terminal import Terminal
+from paxserve.terminal import Terminal, table_console
 
 if TYPE_CHECKING:
     from kernels_pallas.checks import Outcome
@@ -131,7 +130,7 @@ def _check_steps(arguments: argparse.Namespace) -> int:
             found[-1] |= row._asdict() | {"memory": row.memory and row.memory._asdict()}
             table.add_row(*_cells(row))
     terminal.close()
-    Console().print(table)
+    table_console().print(table)
     if arguments.json is not None:
         write_text(arguments.json, json.dumps(found, indent=1) + "\n")
     return 1 if any(step["fault"] is not None for step in found) else 0
@@ -178,4 +177,4 @@ def _print(outcomes: "Sequence[Outcome]") -> None:
     table = Table("check", "subject", *targets, box=None)
     for (kind, subject), cells in sorted(found.items()):
         table.add_row(kind, subject, *[cells.get(target, "") for target in targets])
-    Console().print(table)
+    table_console().print(table)

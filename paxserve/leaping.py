@@ -145,7 +145,7 @@ class Leaping:
     ) -> _Log:
         """Everything but the records."""
         clock, pool, events = self._clock, self._batch.pool, self._scheduler.events
-        log, notes = _Log([], [], [], [], [], [], []), self._ledger.notes_promises
+        log = _Log([], [], [], [], [], [], [])
         for sequence, token in zip(group.sequences, repeats.tokens, strict=True):
             sequence.token_ids.extend([token] * course.num_steps)
         for step in range(course.num_steps):
@@ -154,13 +154,14 @@ class Leaping:
                 break
             events.begin_step(start_s)
             self._plan(found.held_back, group, course, step)
-            if notes:
+            if self._ledger.notes_promises:
                 group.advance(step + 1)
                 self._ledger.note_promises(step=step)
             terms_s = repeats.terms_s(step + 1)
-            clock.spend(sum(terms_s))
+            duration_s = sum(terms_s)
+            clock.spend(duration_s)
             log.start_s.append(start_s)
-            log.durations_s.append(sum(terms_s))
+            log.durations_s.append(duration_s)
             log.times_s.append(clock.now_s())
             log.terms_s.append(terms_s)
             log.num_evicted.append(pool.num_evicted - num_evicted)

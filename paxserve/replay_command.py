@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
-from paxserve.terminal import Terminal
+from paxserve.terminal import Terminal, table_console
 
 if TYPE_CHECKING:
     from paxserve.replay import Replay
@@ -65,7 +65,7 @@ def print_replay(found: "Replay", *, console: Console | None = None) -> None:
             f"{one.share_better:.0%}",
             f"{one.share_equal:.0%}",
         )
-    (console or Console()).print(table)
+    (console or table_console()).print(table)
     print("arrivals as recorded, also of a closed loop; output lengths forced to the recorded ones")
     lost = len(found.second.refused) + sum(
         r.error is not None for r in found.second.engine.requests

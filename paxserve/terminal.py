@@ -1,11 +1,20 @@
 """The person at the terminal: progress bars on long work, messages beside them, quiet in a pipe.
 
-Owns: standard error. Must not know: what the work is.
+Owns: standard error, and how wide tables are on standard output. Must not know: what the work is.
 """
 
 import sys
 
+from rich.console import Console
 from tqdm import tqdm
+
+PIPE_COLUMNS = 160  # a file or a pager has no width of its own; 80 would cut cells
+
+
+def table_console() -> Console:
+    """Standard output, as wide as the terminal, or wide where it is none."""
+    is_watched = sys.stdout.isatty() or "ipykernel" in sys.modules
+    return Console() if is_watched else Console(width=PIPE_COLUMNS)
 
 
 class Terminal:

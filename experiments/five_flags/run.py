@@ -10,7 +10,7 @@ from typing import Any
 from experiments.study.bars import grouped
 from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import table
+from experiments.study.readme import mark, table
 from paxserve.claims.flags import FLAGS, LOGGED, cell, figures_of, moved
 from paxserve.report.style import Picture
 
@@ -61,8 +61,7 @@ def verdict(found: Mapping[str, Mapping[str, Any]]) -> str:
         if flag.name in found:
             does = moved(flag, list(found[flag.name].values()))
             way = "raises" if flag.sign > 0 else "lowers"
-            holds = "Holds" if does else "Does not hold"
-            lines.append(f"- **{holds}.** `{flag.name}` {way} {flag.moves}.")
+            lines.append(f"{mark(does)}`{flag.name}` {way} {flag.moves}.")
     return "\n".join(lines)
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from experiments.study.cells import Cells, each
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from paxserve.claims.knees import Knee, Point
 from paxserve.claims.orca import (
     FITTED_HOST_S,
@@ -73,7 +73,7 @@ def verdict(knees: Mapping[str, Knee]) -> str:
     times = knees["Orca, 128"].rate / best(knees)
     holds = 36.9 / 2 <= times <= 36.9 * 2
     return (
-        f"- **{'Holds' if holds else 'Does not hold'}.** Orca sustains {times:.1f} times the rate "
+        f"{mark(holds)}Orca sustains {times:.1f} times the rate "
         f"of request-level batching, 36.9 times in the paper (tolerance: a factor of two)."
     )
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 import numpy as np
 
 from experiments.study.door import Findings, Setting, main
-from experiments.study.readme import table
+from experiments.study.readme import mark, table
 from paxserve.claims.stall import NUM_STREAMS, PROMPT, WHOLE, Stall, chunked, stall
 from paxserve.report import style
 from paxserve.report.style import Picture, panels, title
@@ -42,7 +42,7 @@ def verdict(stalls: Mapping[str, Stall]) -> str:
     later_ms = 1000 * (mixed.ttft_s - whole.ttft_s)
     holds = whole.longest_s > 3 * mixed.longest_s and 10 <= later_ms <= 100
     return (
-        f"- **{'Holds' if holds else 'Does not hold'}.** A prompt of {PROMPT} tokens stops each of "
+        f"{mark(holds)}A prompt of {PROMPT} tokens stops each of "
         f"{NUM_STREAMS} streams for {1000 * whole.longest_s:.0f} ms when it has a step of its own "
         f"({whole.longest_s / whole.ordinary_s:.1f} ordinary gaps), and for "
         f"{1000 * mixed.longest_s:.0f} ms at most in steps of 512 tokens; its first token then "

@@ -15,9 +15,9 @@ from typing import Any
 
 import paxserve
 from paxserve.claims.simulation import simulate
+from paxserve.files import write_text
 from paxserve.hydra_config import compose_config
 from paxserve.metrics import Summary
-from paxserve.results import write_text
 from paxserve.terminal import Terminal
 
 MOST_PROCESSES = 2

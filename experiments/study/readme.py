@@ -6,7 +6,7 @@ Owns: `<!-- NAME -->` and `<!-- /NAME -->`. In: rows, a file. Out: text.
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from paxserve.results import write_text
+from paxserve.files import write_text
 
 type Value = str | float | int | None
 
@@ -31,6 +31,11 @@ def written(value: Value, *, digits: int = 3) -> str:
 def ratio(measured: float | None, published: float | None) -> str:
     """Measured over published."""
     return f"{measured / published:.2f}" if measured is not None and published else "-"
+
+
+def mark(holds: bool) -> str:
+    """How the line of a verdict begins."""
+    return "- **Holds.** " if holds else "- **Does not hold.** "
 
 
 def refresh(path: Path, parts: Mapping[str, str]) -> None:

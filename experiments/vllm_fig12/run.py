@@ -5,26 +5,24 @@ python -m experiments.vllm_fig12.run [--processes 2] [--fast]
 
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations
-from typing import NamedTuple
 
-from experiments.study.cells import Cells, each
+from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
 from experiments.study.published import curve
-from experiments.study.readme import ratio, table
-from experiments.vllm_fig12.picture import draw
+from experiments.study.rates import LOW_SHARES, Curve, draw, measured
+from experiments.study.rates import Panel as Shown
+from experiments.study.readme import mark, ratio, table
 from experiments.vllm_fig12.second_fit import with_rows
 from paxserve.claims.figure12 import (
     FITTED_HOST_S,
-    LATENCY,
     PANELS,
     SHAREGPT,
     SYSTEMS,
     Panel,
     fitted_host_s,
-    knee_of,
     overrides,
 )
-from paxserve.claims.knees import Knee, Point
+from paxserve.claims.knees import Knee
 
 PAPER = {
     "vLLM": "vLLM",
@@ -39,51 +37,37 @@ TOLERANCE = 0.25
 SECONDS = 900  # of arrivals: as the paper's traces with OPT-175B; those of the others are an hour
 SECOND_FIT = ("d", "e")
 _TIE = 0.03  # published knees this near have no order
-_SHARES = (0.25, 0.5, 0.75)  # of the knee: points of the curve at low load
+
+type Knees = Mapping[tuple[str, str], Knee]
 
 
-class Task(NamedTuple):
-    """A knee to be found: of a system, or an arm, in a panel."""
-
-    panel: Panel
-    name: str
-    path: str
-    seconds: float
-    host_s: float
-    row_s: float | None
-    tolerance: float
-    shares: tuple[float, ...]
-    cells: Cells
-
-
-def measured(task: Task) -> Knee:
-    """The knee, with points at low load in its curve."""
-    system = (SYSTEMS | ARMS)[task.name]
-    if task.row_s is not None:
-        system = (*system, f"cost_model.host_s_per_row={task.row_s:.6f}")
-    host_s = 0.0 if task.name == NO_HOST else task.host_s
-    found = knee_of(
-        task.panel,
-        system,
-        path=task.path,
-        start=task.panel.knees[_published_as(task.name)],
-        seconds=task.seconds,
-        host_s=host_s,
-        run=task.cells.run,
-        tolerance=task.tolerance,
+def curve_of(
+    panel: Panel,
+    name: str,
+    setting: Setting,
+    *,
+    host_s: float,
+    row_s: float | None = None,
+    seconds: float | None = None,
+) -> Curve:
+    """What is measured of a system, or an arm, in a panel."""
+    scale = setting.scale
+    system = overrides(
+        panel,
+        (SYSTEMS | ARMS)[name],
+        path=scale.trace(panel.trace),
+        host_s=0.0 if name == NO_HOST else host_s,
     )
-    low = []
-    for share in task.shares:
-        cell = overrides(
-            task.panel,
-            system,
-            path=task.path,
-            rate=share * found.rate,
-            seconds=task.seconds / 3,  # settled long before
-            host_s=host_s,
-        )
-        low.append(Point(share * found.rate, task.cells.run(cell)[LATENCY]))
-    return Knee(found.rate, tuple(sorted((*low, *found.points))))
+    if row_s is not None:
+        system = [*system, f"cost_model.host_s_per_row={row_s:.6f}"]
+    return Curve(
+        tuple(system),
+        start=panel.knees[_published_as(name)],
+        seconds=seconds or scale.of(SECONDS, 30),
+        cells=setting.cells,
+        tolerance=scale.of(5, 50) / 100,
+        shares=() if scale.fast else LOW_SHARES,
+    )
 
 
 def study(setting: Setting) -> Findings:
@@ -92,23 +76,10 @@ def study(setting: Setting) -> Findings:
     panels = PANELS[: scale.of(len(PANELS), 1)]
     names = (*SYSTEMS, *ARMS) if not scale.fast else ("vLLM", "Orca Max")
     hosts = {panel.model: host_s_of(panel, setting) for panel in panels if panel.trace == SHAREGPT}
-    tasks = [
-        Task(
-            panel,
-            name,
-            scale.trace(panel.trace),
-            scale.of(SECONDS, 30),
-            hosts[panel.model],
-            None,
-            scale.of(5, 50) / 100,
-            () if scale.fast else _SHARES,
-            setting.cells,
-        )
-        for panel in panels
-        for name in names
-    ]
-    found = each(measured, tasks, num_processes=setting.num_processes, what="knees")
-    knees = {(t.panel.letter, t.name): knee for t, knee in zip(tasks, found, strict=True)}
+    asked = [(panel, name) for panel in panels for name in names]
+    curves = [curve_of(panel, name, setting, host_s=hosts[panel.model]) for panel, name in asked]
+    found = each(measured, curves, num_processes=setting.num_processes, what="knees")
+    knees = {(panel.letter, name): knee for (panel, name), knee in zip(asked, found, strict=True)}
     tables = {
         "verdict": verdict(panels, knees),
         "knees": knee_table(panels, knees),
@@ -117,20 +88,29 @@ def study(setting: Setting) -> Findings:
     }
     if not scale.fast:
         tables["arms"] = arm_table(panels, knees)
-        tables["second"] = second_table(setting, tasks, knees)
-        tables["hour"] = hour_table(setting, tasks, knees)
-    curves = {
-        (panel.letter, name): curve(
+        tables["second"] = second_table(setting, panels, knees)
+        tables["hour"] = hour_table(setting, panels[0], hosts, knees)
+    return Findings(tables, {"figure12": draw([shown(panel, knees, setting) for panel in panels])})
+
+
+def shown(panel: Panel, knees: Knees, setting: Setting) -> Shown:
+    """A panel of the picture."""
+    published = {
+        name: curve(
             setting.data,
             paper="vLLM SOSP23",
             figure="12",
             panel=f"{panel.letter}:",
             series=PAPER[name],
         )
-        for panel in panels
         for name in SYSTEMS
     }
-    return Findings(tables, {"figure12": draw(panels, knees, curves)})
+    return Shown(
+        f"{panel.letter}: {panel.title}",
+        {name: knees[panel.letter, name].points for name in _there(panel, knees)},
+        {name: published[name] for name in _there(panel, knees)},
+        1.25 * max(panel.knees.values()),
+    )
 
 
 def host_s_of(panel: Panel, setting: Setting) -> float:
@@ -144,9 +124,6 @@ def host_s_of(panel: Panel, setting: Setting) -> float:
         seconds=SECONDS,
         run=setting.cells.run,
     )
-
-
-type Knees = Mapping[tuple[str, str], Knee]
 
 
 def verdict(panels: Sequence[Panel], knees: Knees) -> str:
@@ -242,30 +219,23 @@ def overhead_table(panels: Iterable[Panel], hosts: Mapping[str, float]) -> str:
     return table(["model", "at, req/s", "vLLM's latency, s/token", "host, ms per step"], rows)
 
 
-def second_table(setting: Setting, tasks: Iterable[Task], knees: Knees) -> str:
+def second_table(setting: Setting, panels: Sequence[Panel], knees: Knees) -> str:
     """Alpaca again, with what the host takes per row fitted too."""
-    chosen = [t for t in tasks if t.panel.letter in SECOND_FIT and t.name in SYSTEMS]
-    sharegpt = setting.scale.trace(SHAREGPT)
+    asked = [(panel, name) for panel in panels if panel.letter in SECOND_FIT for name in SYSTEMS]
     fits = {
-        task.panel.letter: with_rows(task.panel, setting, paths=(sharegpt, task.path))
-        for task in chosen
-        if task.name == "vLLM"
+        panel.letter: with_rows(panel, setting) for panel in panels if panel.letter in SECOND_FIT
     }
-    again = [
-        task._replace(host_s=fits[task.panel.letter].host_s, row_s=fits[task.panel.letter].row_s)
-        for task in chosen
-    ]
-    found = each(measured, again, num_processes=setting.num_processes, what="knees, second fit")
+    curves = [curve_of(p, name, setting, **fits[p.letter]._asdict()) for p, name in asked]
+    found = each(measured, curves, num_processes=setting.num_processes, what="knees, second fit")
     rows = []
-    for task, knee in zip(again, found, strict=True):
-        fit, theirs = fits[task.panel.letter], task.panel.knees[task.name]
-        ours = knees[task.panel.letter, task.name].rate
-        fitted = f"{1000 * fit.host_s:.1f} + {1000 * fit.row_s:.2f} per row"
+    for (panel, name), knee in zip(asked, found, strict=True):
+        fit, theirs = fits[panel.letter], panel.knees[name]
+        ours = knees[panel.letter, name].rate
         rows.append(
             [
-                f"{task.panel.letter}: {task.panel.title}",
-                fitted,
-                task.name,
+                f"{panel.letter}: {panel.title}",
+                f"{1000 * fit.host_s:.1f} + {1000 * fit.row_s:.2f} per row",
+                name,
                 theirs,
                 ratio(ours, theirs),
                 knee.rate,
@@ -276,20 +246,18 @@ def second_table(setting: Setting, tasks: Iterable[Task], knees: Knees) -> str:
     return table([*header, "measured", "ratio"], rows)
 
 
-def hour_table(setting: Setting, tasks: Iterable[Task], knees: Knees) -> str:
+def hour_table(setting: Setting, panel: Panel, hosts: Mapping[str, float], knees: Knees) -> str:
     """The first panel with traces as long as the paper's."""
-    chosen = ("vLLM", "Orca Max")
-    longer = [
-        task._replace(seconds=3600)
-        for task in tasks
-        if task.panel.letter == "a" and task.name in chosen
+    names = ("vLLM", "Orca Max")
+    curves = [
+        curve_of(panel, name, setting, host_s=hosts[panel.model], seconds=3600) for name in names
     ]
-    found = each(measured, longer, num_processes=setting.num_processes, what="knees of an hour")
+    found = each(measured, curves, num_processes=setting.num_processes, what="knees of an hour")
     rows = [
-        [task.name, task.panel.knees[task.name], knees["a", task.name].rate, knee.rate]
-        for task, knee in zip(longer, found, strict=True)
+        [name, panel.knees[name], knees[panel.letter, name].rate, knee.rate]
+        for name, knee in zip(names, found, strict=True)
     ]
-    return table(["a: OPT-13B, ShareGPT", "published", f"{SECONDS} s", "an hour"], rows)
+    return table([f"{panel.letter}: {panel.title}", "published", f"{SECONDS} s", "an hour"], rows)
 
 
 def _there(panel: Panel, knees: Knees) -> list[str]:
@@ -313,10 +281,10 @@ def _published_as(name: str) -> str:
 
 
 def _line(what: str, failing: Sequence[str], number: int, unit: str) -> str:
-    if not failing:
-        return f"- **Holds.** {what}: in all {number} {unit}."
-    held = number - len(failing)
-    return f"- **Does not hold.** {what}: {held} of {number} {unit}; not {'; '.join(failing)}."
+    held = f"in all {number} {unit}"
+    if failing:
+        held = f"{number - len(failing)} of {number} {unit}; not {'; '.join(failing)}"
+    return f"{mark(not failing)}{what}: {held}."
 
 
 if __name__ == "__main__":

@@ -8,7 +8,15 @@ from typing import NamedTuple
 
 from experiments.study.door import Setting
 from experiments.study.published import curve
-from paxserve.claims.figure12 import LATENCY, PANELS, SYSTEMS, Panel, fitted_host_s, overrides
+from paxserve.claims.figure12 import (
+    LATENCY,
+    PANELS,
+    SYSTEMS,
+    Panel,
+    at_rate,
+    fitted_host_s,
+    overrides,
+)
 
 _MOST_ROW_S = 2e-3
 
@@ -20,13 +28,12 @@ class Fit(NamedTuple):
     row_s: float
 
 
-def with_rows(panel: Panel, setting: Setting, *, paths: tuple[str, str]) -> Fit:
+def with_rows(panel: Panel, setting: Setting) -> Fit:
     """So that vLLM has its published latency at the lowest rates of ShareGPT and of Alpaca.
 
     Args:
         panel: of Alpaca.
         setting: of the study.
-        paths: ShareGPT's lengths and Alpaca's.
     """
     lowest = min(
         curve(
@@ -41,8 +48,11 @@ def with_rows(panel: Panel, setting: Setting, *, paths: tuple[str, str]) -> Fit:
 
     def fit(row_s: float) -> tuple[Fit, float]:
         system = (*SYSTEMS["vLLM"], f"cost_model.host_s_per_row={row_s:.6f}")
-        host_s = fitted_host_s(sharegpt, system, path=paths[0], seconds=600, run=setting.cells.run)
-        cell = overrides(panel, system, path=paths[1], rate=lowest.rate, seconds=200, host_s=host_s)
+        path = setting.scale.trace(sharegpt.trace)
+        host_s = fitted_host_s(sharegpt, system, path=path, seconds=600, run=setting.cells.run)
+        path = setting.scale.trace(panel.trace)
+        cell = overrides(panel, system, path=path, host_s=host_s)
+        cell += at_rate(lowest.rate, seconds=200)
         latency_s = setting.cells.run(cell)[LATENCY]
         assert latency_s is not None
         return Fit(host_s, row_s), latency_s

@@ -9,7 +9,7 @@ from experiments.study.bars import grouped
 from experiments.study.cells import Cells, each
 from experiments.study.door import Findings, Setting, main
 from experiments.study.published import value
-from experiments.study.readme import ratio, table
+from experiments.study.readme import mark, ratio, table
 from paxserve.claims.batched import V0, num_running
 from paxserve.claims.figure12 import PANELS, SYSTEMS, Panel
 from paxserve.claims.overload import HEAVIER
@@ -97,7 +97,7 @@ def verdict(sizes: Sizes, published: Published) -> str:
         if abs(sizes[letter, name, 1.0] - stated) > TOLERANCE * stated
     ]
     near = f"{len(published) - len(far)} of {len(published)} bars are within 20 %"
-    return f"- **Does not hold.** {near}; not {', '.join(far)}." if far else f"- **Holds.** {near}."
+    return f"{mark(not far)}{near}{'; not ' if far else ''}{', '.join(far)}."
 
 
 def size_table(sizes: Sizes, published: Published) -> str:

@@ -6,7 +6,7 @@ python -m experiments.vllm_fig2.run [--fast]
 from experiments.study.bars import stacked
 from experiments.study.door import Findings, Setting, main
 from experiments.study.published import value
-from experiments.study.readme import table
+from experiments.study.readme import mark, table
 from paxserve.claims.figure12 import SHAREGPT
 from paxserve.claims.overload import HEAVIER, SYSTEMS, Use, uses_of
 from paxserve.report import style
@@ -55,11 +55,11 @@ def verdict(published: dict[str, list[float]], uses: dict[str, Use]) -> str:
     ]
     live = [use.live for use in uses.values()]
     order = "as published" if live == sorted(live) else "not as published"
-    holds = "Holds" if not far and order == "as published" else "Does not hold"
+    holds = not far and order == "as published"
     number = sum(map(len, published.values()))
     apart = f"; further: {', '.join(far)}" if far else ""
     return (
-        f"- **{holds}.** {number - len(far)} of {number} printed shares are within {TOLERANCE:.0f} "
+        f"{mark(holds)}{number - len(far)} of {number} printed shares are within {TOLERANCE:.0f} "
         f"points{apart}; the order of token states is {order}."
     )
 

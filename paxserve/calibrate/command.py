@@ -12,7 +12,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paxserve.results import check_writable
-from paxserve.terminal import Terminal
+from paxserve.terminal import Terminal, table_console
 
 if TYPE_CHECKING:
     from paxserve.step_profile import Profile
@@ -82,7 +82,7 @@ def print_profile(profile: "Profile", *, console: Console | None = None) -> None
             f"{errors.median_absolute:.1%}",
             f"{errors.summed_bias:+.1%}",
         )
-    (console or Console()).print(table)
+    (console or table_console()).print(table)
     host = f"{1e6 * profile.host_s_per_step:.0f} us and {1e6 * profile.host_s_per_row:.1f} us a row"
     print(f"between two steps: {host}")
 

@@ -2,20 +2,24 @@
 
 A `Row` is what a paper states, a `Claim` what came out beside it. Nothing here is a constant that
 stands for a result: every measured figure comes from an engine that served requests, or (D) from
-the plan of one.
+the plan of one. Rows that need a hardware model run on the virtual clock of the simulated executor
+(`simulation.py`); what they rest on stands in their notes.
 
 | file | rows |
 |---|---|
 | `batching.py` | A1-A4 |
+| `stall.py`, `orca.py` | A5, A6 |
 | `intensity.py` | A7 |
 | `memory.py` | B1-B3, B9 |
 | `churn.py` | B4 |
-| `overload.py` | B5-B7 |
+| `overload.py`, `batched.py` | B5-B7, B6 with Alpaca |
+| `figure12.py` | B8 |
 | `preemption.py` | B10 |
 | `sharing.py` | C1-C3 |
 | `beams.py` | C4 |
 | `sizing.py` | D1-D5 |
-| `paging.py` | E2 (E1 is a part of `make bench`) |
+| `flags.py` | D6 |
+| `gathering.py`, `paging.py` | E1, E2 |
 """
 
 from collections.abc import Mapping, Sequence

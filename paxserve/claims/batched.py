@@ -15,6 +15,7 @@ from paxserve.claims.figure12 import (
     SHAREGPT,
     SYSTEMS,
     Panel,
+    at_rate,
     overrides,
 )
 from paxserve.claims.simulation import simulate
@@ -68,12 +69,13 @@ def num_running(
     """Mean over time of how many run together.
 
     Args:
-        panel, system, path, rate, seconds: as of `figure12.overrides`.
+        panel, system, path, rate, seconds: as of `figure12.overrides` and `at_rate`.
         factor: on all lengths; 1.15 is what the paper's other figures imply (see B6).
         run: makes the summary of a cell.
     """
     host_s = FITTED_HOST_S[panel.model]
-    cell = overrides(panel, system, path=path, rate=rate, seconds=seconds, host_s=host_s)
+    cell = overrides(panel, system, path=path, host_s=host_s)
+    cell += at_rate(rate, seconds=seconds)
     if factor != 1:
         cell += [f"workload.lengths.{k}={factor * v:.5g}" for k, v in _LENGTHS[panel.trace].items()]
     found = run(cell)["mean_running_requests"]

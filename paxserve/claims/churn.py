@@ -19,8 +19,8 @@ from paxserve.engine import Engine
 from paxserve.workload.lengths import Length
 
 NUM_SLOTS = 15_728
-_NUM_STEPS = 400  # of a life
-_STAGES = ((0, 20), (20, 60), (60, 150), (150, _NUM_STEPS))  # steps since the start
+NUM_STEPS = 400  # of a life
+STAGES = ((0, 20), (20, 60), (60, 150), (150, NUM_STEPS))  # steps since the start
 _QUEUE = 400  # requests that a life may see; it ends long before it has served them
 _SEED = 4
 
@@ -51,11 +51,9 @@ class Stage(NamedTuple):
 def churn(scale: Scale) -> Iterator[Claim]:
     """B4."""
     num_lives = scale.of(12, 5)
-    lengths = _lengths((num_lives + 1) * _QUEUE)
-    contiguous = _lives("first_fit", lengths, num_lives)
-    paged = _lives("paged", lengths, num_lives)
-    aging, flat = _by_stage(contiguous), _by_stage(paged)
-    first, later = contiguous[0][0], _by_stage(contiguous[1:])[0]
+    contiguous, paged = lives("first_fit", num_lives), lives("paged", num_lives)
+    aging, flat = by_stage(contiguous), by_stage(paged)
+    first, later = contiguous[0][0], by_stage(contiguous[1:])[0]
     shares = [stage.used_share for stage in aging]
     wears = shares == sorted(shares, reverse=True) and shares[-1] < 0.95 * shares[0]
     slows = aging[-1].num_running < 0.95 * aging[0].num_running
@@ -63,7 +61,7 @@ def churn(scale: Scale) -> Iterator[Claim]:
     stays = all(within(stage.num_running, flat[0].num_running, share=0.1) for stage in flat)
     yield B4.measured(
         {
-            "steps since the start, up to": [end for _, end in _STAGES],
+            "steps since the start, up to": [end for _, end in STAGES],
             "contiguous, running requests": _rounded(aging, "num_running"),
             "contiguous, output tokens/s": _rounded(aging, "output_tokens_per_s"),
             "contiguous, share of slots in use, %": _rounded(aging, "used_share", 100),
@@ -75,7 +73,7 @@ def churn(scale: Scale) -> Iterator[Claim]:
             "paged, share of slots in use, %": _rounded(flat, "used_share", 100),
         },
         holds=wears and slows and cured and stays,
-        note=f"means over {num_lives} lives of {_NUM_STEPS} steps of one second; the wear is "
+        note=f"means over {num_lives} lives of {NUM_STEPS} steps of one second; the wear is "
         "complete after two or three lifetimes of a request and then stays",
     )
 
@@ -87,25 +85,33 @@ def _lengths(num_requests: int) -> list[Length]:
     return [Length(*pair) for pair in zip(prompts.tolist(), outputs.tolist(), strict=True)]
 
 
-def _lives(placement: str, lengths: Sequence[Length], num_lives: int) -> list[list[Stage]]:
-    """One list of stages per life; who has not ended begins again in the next."""
+def lives(
+    placement: str, num_lives: int, *, stages: Sequence[tuple[int, int]] = STAGES
+) -> list[list[Stage]]:
+    """One list of stages per life; who has not ended begins again in the next.
+
+    Args:
+        placement: first_fit or paged.
+        num_lives: how often the server is started.
+        stages: first and last step of each.
+    """
     limits = make_limits(
         max_num_seqs=256, max_num_batched_tokens=16_384, block_size=1, num_blocks=NUM_SLOTS + 1
     )
     chosen = policies(reservation="oracle", placement=placement)
-    lives, left = [], list(lengths)
+    lived, left = [], _lengths((num_lives + 1) * _QUEUE)
     for _ in range(num_lives):
         engine = make_engine(limits, chosen, executor=Constant())
         for length in left[:_QUEUE]:
             ask(engine, length.num_prompt_tokens, length.num_output_tokens)
-        for _ in range(_NUM_STEPS):
+        for _ in range(NUM_STEPS):
             engine.step()
         ended = [request.finish_reason is not None for request in engine.requests]
         left = [own for own, is_over in zip(left, ended, strict=False) if not is_over] + left[
             len(ended) :
         ]
-        lives.append([_stage(engine, *steps) for steps in _STAGES])
-    return lives
+        lived.append([_stage(engine, *steps) for steps in stages])
+    return lived
 
 
 def _stage(engine: Engine, start: int, end: int) -> Stage:
@@ -122,9 +128,9 @@ def _stage(engine: Engine, start: int, end: int) -> Stage:
     )
 
 
-def _by_stage(lives: Sequence[Sequence[Stage]]) -> list[Stage]:
+def by_stage(lived: Sequence[Sequence[Stage]]) -> list[Stage]:
     """Means over lives."""
-    return [Stage(*np.mean(stages, axis=0).tolist()) for stages in zip(*lives, strict=True)]
+    return [Stage(*np.mean(stages, axis=0).tolist()) for stages in zip(*lived, strict=True)]
 
 
 def _rounded(stages: Sequence[Stage], field: str, factor: float = 1) -> list[float]:

@@ -23,6 +23,7 @@ LATENCY = "mean_normalized_latency_s_per_token"
 SHAREGPT = "nanoflow/sharegpt.csv"
 ALPACA = "alpaca_lengths/alpaca_20k_output_lengths.csv"
 _MOST_HOST_S = 0.2
+_LEAST_REQUESTS = 60
 _NO_BUDGET = "limits.max_num_batched_tokens=65536"  # Orca and FasterTransformer have none
 
 SYSTEMS: Mapping[str, tuple[str, ...]] = {
@@ -81,24 +82,20 @@ PANELS = tuple(
 )
 
 
-def overrides(
-    panel: Panel,
-    system: Sequence[str],
-    *,
-    path: str,
-    rate: float,
-    seconds: float,
-    host_s: float,
-) -> list[str]:
-    """One cell: so many seconds of arrivals at this rate, but 60 requests at least."""
+def overrides(panel: Panel, system: Sequence[str], *, path: str, host_s: float) -> list[str]:
+    """A system in a panel, but for the rate."""
     return [
         f"experiment=sosp23_fig12{panel.letter}",
         *system,
         f"workload.lengths.path={path}",
-        f"workload.arrivals.rate={rate:.6g}",
-        f"workload.num_requests={max(60, round(rate * seconds))}",
         f"cost_model.host_s_per_step={host_s:.5f}",
     ]
+
+
+def at_rate(rate: float, *, seconds: float) -> list[str]:
+    """So many seconds of arrivals at a rate in requests/s, but 60 requests at least."""
+    num_requests = max(_LEAST_REQUESTS, round(rate * seconds))
+    return [f"workload.arrivals.rate={rate:.6g}", f"workload.num_requests={num_requests}"]
 
 
 def knee_of(
@@ -115,8 +112,8 @@ def knee_of(
     """Where the system's latency passes the level in this panel."""
 
     def latency_s(rate: float) -> float:
-        cell = overrides(panel, system, path=path, rate=rate, seconds=seconds, host_s=host_s)
-        return _latency(run(cell))
+        cell = overrides(panel, system, path=path, host_s=host_s)
+        return _latency(run([*cell, *at_rate(rate, seconds=seconds)]))
 
     return find_knee(latency_s, start=start, tolerance=tolerance)
 
@@ -129,10 +126,8 @@ def fitted_host_s(
     """
 
     def latency_s(host_s: float) -> float:
-        cell = overrides(
-            panel, system, path=path, rate=panel.floor.rate, seconds=seconds, host_s=host_s
-        )
-        return _latency(run(cell))
+        cell = overrides(panel, system, path=path, host_s=host_s)
+        return _latency(run([*cell, *at_rate(panel.floor.rate, seconds=seconds)]))
 
     low, high, target = 0.0, _MOST_HOST_S, panel.floor.latency_s
     at_low = latency_s(low)
@@ -181,7 +176,7 @@ def sustained(scale: Scale) -> Iterator[Claim]:
                 start=panel.knees[name],
                 seconds=seconds,
                 host_s=host_s,
-                tolerance=0.1,
+                tolerance=scale.of(10, 35) / 100,
             ).rate
             for name in ("vLLM", "Orca Oracle", "Orca Max")
         }

@@ -8,16 +8,22 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import NamedTuple
 
 from paxserve.claims import Claim, Missing, Row, Scale
+from paxserve.claims.batched import B6_ALPACA, batched
 from paxserve.claims.batching import A1, A2, A3, A4, head_of_line, textbook
 from paxserve.claims.beams import C4, beam_search
 from paxserve.claims.churn import B4, churn
+from paxserve.claims.figure12 import B8, sustained
+from paxserve.claims.flags import D6, five_flags
+from paxserve.claims.gathering import E1, gathering
 from paxserve.claims.intensity import A7, intensity
 from paxserve.claims.memory import B1, B2, B3, B9, fragmentation, growth, one_request
+from paxserve.claims.orca import A6, request_level
 from paxserve.claims.overload import B5, B6, B7, overload
 from paxserve.claims.paging import E2, paging
 from paxserve.claims.preemption import B10, preemption
 from paxserve.claims.sharing import C1, C2, C3, copy_on_write, parallel_sampling, system_prompt
 from paxserve.claims.sizing import D1, D2, D3, D4, D5, sizing
+from paxserve.claims.stall import A5, prefill_stall
 
 type Progress = Callable[[str, int, int], None]
 
@@ -32,11 +38,15 @@ class Derivation(NamedTuple):
 DERIVATIONS = (
     Derivation((A1, A2, A3), head_of_line),
     Derivation((A4,), textbook),
+    Derivation((A5,), prefill_stall),
+    Derivation((A6,), request_level),
     Derivation((A7,), intensity),
     Derivation((B1, B2), one_request),
     Derivation((B3,), fragmentation),
     Derivation((B4,), churn),
     Derivation((B5, B6, B7), overload),
+    Derivation((B6_ALPACA,), batched),
+    Derivation((B8,), sustained),
     Derivation((B9,), growth),
     Derivation((B10,), preemption),
     Derivation((C1,), system_prompt),
@@ -44,6 +54,8 @@ DERIVATIONS = (
     Derivation((C3,), parallel_sampling),
     Derivation((C4,), beam_search),
     Derivation((D1, D2, D3, D4, D5), sizing),
+    Derivation((D6,), five_flags),
+    Derivation((E1,), gathering),
     Derivation((E2,), paging),
 )
 

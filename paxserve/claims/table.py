@@ -10,13 +10,14 @@ from rich.console import Console
 from rich.table import Table
 
 from paxserve.claims import Claim, Value
+from paxserve.terminal import table_console
 
 _VERDICTS = {True: "yes", False: "NO", None: "not run"}
 
 
 def print_claims(claims: Sequence[Claim], *, console: Console | None = None) -> None:
     """A section per claim, its text and then a line per value; notes below."""
-    console = console or Console()
+    console = console or table_console()
     table = Table(title="claims", title_justify="left")
     table.add_column("", no_wrap=True)
     table.add_column("claim", ratio=2)

@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paxserve.results import environment
+from paxserve.terminal import table_console
 
 if TYPE_CHECKING:
     from paxserve.fidelity.bench import Bench
@@ -33,7 +34,7 @@ def print_trial(trial: "Trial", *, console: Console | None = None) -> None:
             f"{one.allowed:.1%}",
             "yes" if one.holds else "NO",
         )
-    (console or Console()).print(table)
+    (console or table_console()).print(table)
     if trial.capacity is not None:
         print(f"capacity, all there at once: {trial.capacity:.3g} requests/s")
     told = trial.retold

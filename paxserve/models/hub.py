@@ -7,7 +7,7 @@ files are fetched, so neither code nor pickles ever reach the disk.
 
 from pathlib import Path
 
-import huggingface_hub  # imports its parts when they are used: a sixth of a run's start
+import huggingface_hub  # its parts are imported when they are used: a sixth of a run's start
 
 FETCHED = (
     "config.json",
@@ -76,8 +76,10 @@ def model_directory(
 
 def _check_id(name: str) -> None:
     """Require exactly `org/name`, as the hub itself spells ids."""
+    from huggingface_hub.utils import validate_repo_id  # type: ignore[attr-defined]
+
     try:
-        huggingface_hub.utils.validate_repo_id(name)  # type: ignore[attr-defined]
+        validate_repo_id(name)
     except ValueError as error:
         raise ValueError(f"model id {name!r} is malformed: {error}") from error
     if name.count("/") != 1:

@@ -10,13 +10,14 @@ from rich.table import Table
 from paxserve.plan.advice import MOST_UTILIZATION, Advice
 from paxserve.plan.memory import MemoryPlan
 from paxserve.plan.plan import Plan
+from paxserve.terminal import table_console
 
 GIB = 2**30
 
 
 def print_plan(plan: Plan, *, name: str, console: Console | None = None) -> None:
     """Memory, capacities, batches, advice and alternatives, in this order."""
-    console = console or Console()
+    console = console or table_console()
 
     def say(*lines: str) -> None:
         for line in lines:

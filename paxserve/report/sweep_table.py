@@ -12,6 +12,7 @@ from rich.table import Table
 
 from paxserve.report.table import cell_text
 from paxserve.sweep.table import CELL, STATE, axes_in
+from paxserve.terminal import table_console
 
 MOST_ROWS = 60
 _FIGURES = (
@@ -37,7 +38,7 @@ def print_sweep(table: pa.Table, *, console: Console | None = None) -> None:
         if row[STATE] != "complete":
             figures = [row[STATE]]
         drawn.add_row(row[CELL], *[_axis_text(row[axis]) for axis in axes], *figures)
-    console = console or Console()
+    console = console or table_console()
     console.print(drawn)
     if table.num_rows > MOST_ROWS:
         console.print(f"... and {table.num_rows - MOST_ROWS} more")

@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from paxserve.metrics import Summary
+from paxserve.terminal import table_console
 
 type Row = tuple[str, str, str]
 
@@ -55,7 +56,7 @@ def print_table(runs: Mapping[str, Summary], *, console: Console | None = None) 
         table.add_column(name, justify="right")
     for label, key, form in ROWS:
         table.add_row(label, *[cell_text(summary.get(key), form) for summary in runs.values()])
-    (console or Console()).print(table)
+    (console or table_console()).print(table)
 
 
 def cell_text(value: float | None, form: str) -> str:

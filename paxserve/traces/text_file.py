@@ -28,3 +28,9 @@ def open_text(path: str, *, what: str = "workload") -> Iterator[TextIO]:
             yield file
         except UnicodeDecodeError as error:
             raise ValueError(f"{path} is not UTF-8: {error}") from error
+
+
+def stamp_of(path: str) -> int:
+    """Changes when the file does; 0 if there is none. For those who keep what they read."""
+    file = Path(path)
+    return file.stat().st_mtime_ns if file.exists() else 0

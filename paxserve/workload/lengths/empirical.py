@@ -5,12 +5,15 @@ Source: vLLM (Kwon et al., SOSP 2023), section 6.1, takes ShareGPT lengths with 
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from paxserve.numbers import real
 from paxserve.traces.counts import columns_of, read_counts
 from paxserve.traces.length_filter import LengthFilter
+from paxserve.traces.text_file import stamp_of
 from paxserve.workload.lengths import Length
 
 
@@ -42,16 +45,8 @@ class Empirical:
 
     def draw(self, num_requests: int, rng: np.random.Generator) -> list[Length]:
         """See `Lengths.draw`."""
-        keeps = self._filter().keeps
-        rows = read_counts(self.path, columns_of(self.path))
-        kept = [
-            (known.num_prompt_tokens, known.num_output_tokens)
-            for known in rows
-            if keeps(known.num_prompt_tokens, known.num_output_tokens)
-        ]
-        if not kept:
-            raise ValueError(f"none of the {len(rows)} rows of {self.path} is within the bounds")
-        drawn = np.array(kept)[rng.integers(len(kept), size=num_requests)]
+        kept = _kept(self.path, stamp_of(self.path), self._filter())
+        drawn = kept[rng.integers(len(kept), size=num_requests)]
         scaled = np.maximum(1, np.rint(drawn * (self.scale_input, self.scale_output)))
         if self.max_total_tokens is not None:
             inputs = np.minimum(scaled[:, 0], self.max_total_tokens - 1)
@@ -61,3 +56,17 @@ class Empirical:
 
     def _filter(self) -> LengthFilter:
         return LengthFilter(self.min_tokens, self.max_input_tokens, self.max_total_tokens)
+
+
+@lru_cache(maxsize=2)
+def _kept(path: str, stamp: int, bounds: LengthFilter) -> npt.NDArray[np.int64]:
+    """Pairs of lengths within the bounds. Runs of one process read a file once."""
+    rows = read_counts(path, columns_of(path))
+    kept = [
+        (known.num_prompt_tokens, known.num_output_tokens)
+        for known in rows
+        if bounds.keeps(known.num_prompt_tokens, known.num_output_tokens)
+    ]
+    if not kept:
+        raise ValueError(f"none of the {len(rows)} rows of {path} is within the bounds")
+    return np.array(kept)

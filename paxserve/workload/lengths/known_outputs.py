@@ -6,11 +6,14 @@ defaults nine in ten are of 10 to 32.
 """
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
+import numpy.typing as npt
 
 from paxserve.numbers import MOST_TOKENS, real, whole, whole_text
 from paxserve.traces.csv_file import read_csv
+from paxserve.traces.text_file import stamp_of
 from paxserve.workload.lengths import Length
 
 
@@ -44,16 +47,23 @@ class KnownOutputs:
 
     def draw(self, num_requests: int, rng: np.random.Generator) -> list[Length]:
         """See `Lengths.draw`."""
-        known = [
-            whole_text(f"{place}: {self.column}", text, low=1, high=MOST_TOKENS)
-            for place, (text,) in read_csv(self.path, [self.column])
-        ]
-        if not known:
-            raise ValueError(f"{self.path} has no rows")
-        outputs = np.array(known)[rng.integers(len(known), size=num_requests)]
+        known = _known(self.path, stamp_of(self.path), self.column)
+        outputs = known[rng.integers(len(known), size=num_requests)]
         median = np.log(self.mean_input_tokens) - self.sigma_input**2 / 2
         inputs = rng.lognormal(median, self.sigma_input, size=num_requests)
         inputs = np.clip(np.rint(inputs), 1, self.max_total_tokens - 1)
         scaled = np.maximum(1, np.rint(outputs * self.scale_output))
         pairs = np.stack([inputs, np.minimum(scaled, self.max_total_tokens - inputs)], axis=1)
         return [Length(*pair) for pair in pairs.astype(np.int64).tolist()]
+
+
+@lru_cache(maxsize=2)
+def _known(path: str, stamp: int, column: str) -> npt.NDArray[np.int64]:
+    """The column's numbers. Runs of one process read a file once."""
+    known = [
+        whole_text(f"{place}: {column}", text, low=1, high=MOST_TOKENS)
+        for place, (text,) in read_csv(path, [column])
+    ]
+    if not known:
+        raise ValueError(f"{path} has no rows")
+    return np.array(known)

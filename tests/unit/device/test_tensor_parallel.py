@@ -30,6 +30,7 @@ from paxserve.preemption.swap import Swap
 from paxserve.results import applied
 from paxserve.sampling_params import SamplingParams
 from paxserve.settings import EngineSettings
+from paxserve.sizing import step_bytes
 from paxserve.step import BlockCopy, StepPlan
 
 SIZES = (4, 8)

@@ -1,6 +1,8 @@
 """Every choice of the three small axes: what it draws, from a seed, and how it refuses settings."""
 
 import itertools
+import os
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -139,6 +141,19 @@ def test_known_outputs_of_a_file_that_is_not_as_described(tmp_path):
         lengths("known_outputs", 1, path=path)
     with pytest.raises(ValueError, match="has no rows"):
         lengths("known_outputs", 1, path=write_lines(tmp_path / "none.csv", "gt_tokens"))
+
+
+@pytest.mark.parametrize("stem", FROM_A_FILE)
+def test_a_file_that_has_changed_is_read_again(lengths_file, stem):
+    settings = {"path": lengths_file} | FROM_A_FILE[stem]
+    before = lengths(stem, 50, **settings)
+    assert lengths(stem, 50, **settings).tolist() == before.tolist()
+    write_lines(Path(lengths_file), CSV_ROWS[0], "3,7,XXX")
+    os.utime(lengths_file, (1, 1))
+    assert set(lengths(stem, 50, **settings)[:, 1].tolist()) == {7}
+    Path(lengths_file).unlink()
+    with pytest.raises(FileNotFoundError, match="does not exist"):
+        lengths(stem, 50, **settings)
 
 
 # Content.

@@ -1,0 +1,1 @@
+"""Contiguous memory under churn: see README.md."""

@@ -1,0 +1,1 @@
+"""Shortest first, with lengths that are predicted: see README.md."""

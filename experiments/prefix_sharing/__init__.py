@@ -1,0 +1,1 @@
+"""One system prompt for all: see README.md."""

@@ -1,0 +1,1 @@
+"""Azure's and Mooncake's traces: see README.md."""

@@ -1,0 +1,1 @@
+"""Sarathi-Serve's capacity: see README.md."""

@@ -1,0 +1,1 @@
+"""vLLM's Figures 14 and 15: see README.md."""

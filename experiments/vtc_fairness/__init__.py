@@ -1,0 +1,1 @@
+"""Fair sharing between clients: see README.md."""
