@@ -14,7 +14,7 @@ declare what makes a step repeatable.
 
 from collections.abc import Iterable, Mapping
 from collections.abc import Sequence as SequenceOf
-from operator import contains, sub
+from operator import contains
 from typing import NamedTuple
 
 import numpy as np
@@ -50,8 +50,8 @@ class _Group:
 
     def num_steps_left(self) -> int:
         """Steps in which nobody ends: the last token of a request is its end."""
-        ends = [request.max_known_tokens for request in self.requests]
-        return min(map(sub, ends, self.known)) - 1
+        pairs = zip(self.requests, self.known, strict=True)
+        return min(request.max_known_tokens - known for request, known in pairs) - 1
 
     def advance(self, num_steps: int, places: Iterable[int] | None = None) -> None:
         """So many tokens have been computed since; of some, or of all."""

@@ -28,9 +28,13 @@ LIMITS = "unit/test_limits.py::"
 GATES = "unit/test_gates.py::"
 NOTICES = "unit/test_notices.py::"
 CACHES = "conformance/test_prefix_cache.py::"
+HISTOGRAM = "unit/test_histogram.py::"
+WITHIN = HISTOGRAM + "test_a_percentile_is_within_the_stated_error"
+ARROW = "unit/test_tables.py::"
 LEAPS = "property/test_leaping.py::"
 MOST = LEAPS + "test_where_nobody_learns_most_steps_are_leapt"
 COMPACT = "property/test_compact.py::"
+FAILED = COMPACT + "test_a_step_that_fails_ends_up_in_the_figures"
 GOES_ON = LEAPS + "test_a_leap_goes_on_where_the_last_one_ended"
 FULL = COMPACT + "test_full_and_compact_recordings_agree"
 ABORTED = COMPACT + "test_aborted_and_discarded_requests_are_folded_like_others"
@@ -744,7 +748,12 @@ DEFECTS = [
         GROUPS + "test_it_says_so_and_the_host_s_pool_holds_whole_blocks",
     ),
     # Leaping.
-    Defect("leaping.py", "self.known)) - 1", "self.known))", MOST),
+    Defect(
+        "leaping.py",
+        "- known for request, known in pairs) - 1",
+        "- known for request, known in pairs)",
+        MOST,
+    ),
     Defect(
         "leaping.py",
         "            if start_s >= until_s:",
@@ -828,10 +837,38 @@ DEFECTS = [
         ABORTED,
     ),
     Defect("folded.py", '.sort_by("arrival_seq")', "", ABORTED),
+    Defect("folded.py", "            self.num_errors += 1\n", "", FAILED),
     Defect(
         "folded.py",
-        "            self.num_errors += 1\n",
-        "",
-        COMPACT + "test_a_step_that_fails_ends_up_in_the_figures",
+        "[record.error] if len(self.errors) < MOST_ERRORS else []",
+        "[record.error]",
+        FAILED,
     ),
+    Defect("folded.py", "float(gaps_s.sum())", "float(gaps_s.max(initial=0))", FULL),
+    Defect("histogram.py", "        buckets[values <= 0] = 0\n", "", WITHIN),
+    Defect("histogram.py", 'side="right"', 'side="left"', WITHIN),
+    Defect("histogram.py", "(high - low) * (rank - int(rank))", "0", WITHIN),
+    Defect(
+        "histogram.py",
+        "2 * growth**exponents / (growth + 1)",
+        "growth**exponents",
+        HISTOGRAM + "test_the_error_is_at_most_one_percent",
+    ),
+    Defect(
+        "histogram.py",
+        "np.clip(values, _LEAST, _MOST)",
+        "np.clip(values, None, _MOST)",
+        HISTOGRAM + "test_what_lies_beyond_the_range",
+    ),
+    Defect("tables.py", "        self._last.clear()\n", "", ARROW + "test_a_table_grows"),
+    Defect(
+        "tables.py",
+        "len(self._last) == CHUNK",
+        "len(self._last) > CHUNK",
+        ARROW + "test_a_table_grows",
+    ),
+    Defect(
+        "tables.py", "batched(batches, GROUP)", "batched(batches, 1)", ARROW + "test_a_file_holds"
+    ),
+    Defect("tables.py", "if k not in without", "if k", ARROW + "test_a_schema_is"),
 ]
