@@ -12,24 +12,51 @@ declare what makes a step repeatable.
         repeatable     block or is preempted        or may lack a block
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from collections.abc import Sequence as SequenceOf
 from operator import contains
 from typing import NamedTuple
 
 import numpy as np
 
+from paxserve.batch import Batch
 from paxserve.clock import Clock
 from paxserve.decoding import grow_each
 from paxserve.executor import Repeating, Repeats
 from paxserve.ledger import Ledger, SlotCounts
 from paxserve.notices import Notices
-from paxserve.planning import log_held_back
+from paxserve.planning import HeldBack, log_held_back
 from paxserve.records import StepLog
-from paxserve.request import Request, Sequence
+from paxserve.request import Request
 from paxserve.scheduler import Repeatable, Scheduler
 from paxserve.step import Rows, StepPlan
 
 MOST_STEPS = 256  # of one leap: its columns are held in memory
+
+
+class _Group:
+    """The requests that decode, in the order of their rows, as they stood before the leap."""
+
+    def __init__(self, batch: Batch, sequence_ids: SequenceOf[int]) -> None:
+        pairs = [batch.by_sequence[sequence_id] for sequence_id in sequence_ids]
+        self.requests = [request for request, _ in pairs]
+        self.sequences = [sequence for _, sequence in pairs]
+        self.computed = [sequence.num_computed_tokens for sequence in self.sequences]
+        self.known = [len(sequence.token_ids) for sequence in self.sequences]
+
+    def may_stop(self, tokens: SequenceOf[int]) -> bool:
+        """Whether one of these tokens might end its request."""
+        return any(map(contains, [request.stop_ids for request in self.requests], tokens))
+
+    def num_steps_left(self) -> int:
+        """Steps in which nobody ends: the last token of a request is its end."""
+        pairs = zip(self.requests, self.known, strict=True)
+        return min(request.max_known_tokens - known for request, known in pairs) - 1
+
+    def advance(self, num_steps: int, places: Iterable[int] | None = None) -> None:
+        """So many tokens have been computed since; of some, or of all."""
+        for place in range(len(self.sequences)) if places is None else places:
+            self.sequences[place].num_computed_tokens = self.computed[place] + num_steps
 
 
 class _Course(NamedTuple):
@@ -38,8 +65,8 @@ class _Course(NamedTuple):
     """
 
     num_steps: int
-    grows: dict[int, list[int]]
-    fills: dict[int, list[int]]
+    grows: Mapping[int, SequenceOf[int]]
+    fills: Mapping[int, SequenceOf[int]]
 
 
 class _Log(NamedTuple):
@@ -68,6 +95,7 @@ class Leaping:
     ) -> None:
         self.num_steps = 0
         self._scheduler = scheduler
+        self._batch = scheduler.batch
         self._executor = executor
         self._ledger = ledger
         self._steps = steps
@@ -87,79 +115,48 @@ class Leaping:
         """
         found = self._scheduler.repeatable
         repeats = None if found is None else self._executor.repeats(found.plan.columns)
-        if found is None or repeats is None:
+        if found is None or repeats is None or self._clock.now_s() >= until_s:
             return []
-        by_sequence = self._scheduler.batch.by_sequence
-        pairs = [by_sequence[number] for number in found.plan.columns.sequence_ids]
-        requests, sequences = [r for r, _ in pairs], [s for _, s in pairs]
-        course = self._course(requests, sequences, repeats)
+        group = _Group(self._batch, found.plan.columns.sequence_ids)
+        course = self._course(group, repeats)
         if course.num_steps < 1:
             return []
-        log = self._run(found, requests, sequences, repeats, course, until_s)
+        log = self._run(found, group, repeats, course, until_s)
         self._record(found, log, notices)
-        return requests
+        return group.requests
 
-    def _course(
-        self, requests: list[Request], sequences: list[Sequence], repeats: Repeats
-    ) -> _Course:
+    def _course(self, group: _Group, repeats: Repeats) -> _Course:
         """How far it is sure, from where the requests are now."""
-        batch, policies = self._scheduler.batch, self._scheduler.policies
-        block_size = batch.limits.block_size
-        stops = [request.stop_ids for request in requests]
-        if any(map(contains, stops, repeats.tokens)):
+        if group.may_stop(repeats.tokens):
             return _Course(0, {}, {})
-        left = [
-            request.max_known_tokens - len(sequence.token_ids)
-            for request, sequence in zip(requests, sequences, strict=True)
-        ]
-        num_steps = min(MOST_STEPS, min(left) - 1)  # with its last token a request ends
-        computed = np.array([sequence.num_computed_tokens for sequence in sequences])
-        held = np.array([len(sequence.block_table) for sequence in sequences]) * block_size
+        block_size = self._batch.limits.block_size
+        num_steps = min(MOST_STEPS, group.num_steps_left())
+        computed = np.array(group.computed)
+        held = np.array([len(sequence.block_table) for sequence in group.sequences]) * block_size
         grows = _every(held - computed, block_size, num_steps)
-        most = 0 if policies.placement.contiguous else batch.pool.num_available
-        num_steps = min(num_steps, _last_affordable(grows, most, num_steps))
+        is_contiguous = self._batch.policies.placement.contiguous
+        most = 0 if is_contiguous else self._batch.pool.num_available
+        num_steps = _first_unaffordable(grows, most, num_steps)
         fills = _every((-1 - computed) % block_size, block_size, num_steps)
         return _Course(num_steps, grows, fills if self._publishes else {})
 
     def _run(
-        self,
-        found: Repeatable,
-        requests: list[Request],
-        sequences: list[Sequence],
-        repeats: Repeats,
-        course: _Course,
-        until_s: float,
+        self, found: Repeatable, group: _Group, repeats: Repeats, course: _Course, until_s: float
     ) -> _Log:
         """Everything but the records."""
-        scheduler, clock, ledger = self._scheduler, self._clock, self._ledger
-        batch, events, pool = scheduler.batch, scheduler.events, scheduler.batch.pool
+        clock, pool, events = self._clock, self._batch.pool, self._scheduler.events
         log = _Log([], [], [], [], [], [], [])
-        positions = [sequence.num_computed_tokens for sequence in sequences]
-        num_known = [len(sequence.token_ids) for sequence in sequences]
-        for sequence, token in zip(sequences, repeats.tokens, strict=True):
+        for sequence, token in zip(group.sequences, repeats.tokens, strict=True):
             sequence.token_ids.extend([token] * course.num_steps)
-        held_back, notes = found.held_back, ledger.notes_promises
         for step in range(course.num_steps):
-            start_s = clock.now_s()
+            start_s, num_evicted = clock.now_s(), pool.num_evicted
             if start_s >= until_s:
                 break
             events.begin_step(start_s)
-            num_evicted = pool.num_evicted
-            if held_back is not None and held_back.is_first:
-                log_held_back(events, held_back)
-            if step in course.grows:
-                self._advance(sequences, positions, course.grows[step], step)
-                grow_each(batch, events, [requests[place] for place in course.grows[step]])
-            filled = course.fills.get(step, ())
-            self._advance(sequences, positions, filled, step + 1)
-            if self._publishes == "planning":
-                for place in filled:
-                    batch.publish(requests[place], sequences[place])
-            if held_back is not None and not held_back.is_first:
-                log_held_back(events, held_back)
-            if notes:
-                self._advance(sequences, positions, range(len(sequences)), step + 1)
-                ledger.note_promises(step=step)
+            self._plan(found.held_back, group, course, step)
+            if self._ledger.notes_promises:
+                group.advance(step + 1)
+                self._ledger.note_promises(step=step)
             terms_s = repeats.terms_s(step + 1)
             duration_s = sum(terms_s)
             clock.spend(duration_s)
@@ -171,20 +168,38 @@ class Leaping:
             log.pools.append((pool.num_cached, pool.num_free, pool.num_extra_refs))
             log.num_used_blocks.append(pool.num_held)
             if self._publishes == "after_step":
-                for place in filled:
-                    batch.publish(requests[place], sequences[place])
-        num_steps = len(log.times_s)
+                self._publish(group, course.fills.get(step, ()))
         events.now_s = log.times_s[-1]
-        self._advance(sequences, positions, range(len(sequences)), num_steps)
-        for sequence, known in zip(sequences, num_known, strict=True):
-            del sequence.token_ids[known + num_steps :]
+        group.advance(len(log.times_s))
+        for sequence, known in zip(group.sequences, group.known, strict=True):
+            del sequence.token_ids[known + len(log.times_s) :]
             sequence.token_times_s.extend(log.times_s)
             sequence.num_sent_blocks = len(sequence.block_table)
         return log
 
+    def _plan(self, held_back: HeldBack | None, group: _Group, course: _Course, step: int) -> None:
+        """What planning a step would do, and say, in the same order."""
+        events = self._scheduler.events
+        if held_back is not None and held_back.is_first:
+            log_held_back(events, held_back)
+        full = course.grows.get(step, ())
+        if full:
+            group.advance(step, full)
+            grow_each(self._batch, events, [group.requests[place] for place in full])
+        filled = course.fills.get(step, ())
+        group.advance(step + 1, filled)
+        if self._publishes == "planning":
+            self._publish(group, filled)
+        if held_back is not None and not held_back.is_first:
+            log_held_back(events, held_back)
+
+    def _publish(self, group: _Group, places: Iterable[int]) -> None:
+        for place in places:
+            self._batch.publish(group.requests[place], group.sequences[place])
+
     def _record(self, found: Repeatable, log: _Log, notices: Notices | None) -> None:
         rows, last, num_steps = found.plan.columns, self._steps[-1], len(log.times_s)
-        block_size = self._scheduler.batch.limits.block_size
+        block_size = self._batch.limits.block_size
         further = np.arange(1, num_steps + 1)
         counts = self._ledger.record_run(log.durations_s, log.pools)
         ends = rows.firsts + 1 + further[:, None]
@@ -212,14 +227,6 @@ class Leaping:
             for record, classes in told:
                 notices.after_step(record, SlotCounts._make(classes), self._scheduler.events)
 
-    @staticmethod
-    def _advance(
-        sequences: list[Sequence], positions: list[int], places: Iterable[int], num_steps: int
-    ) -> None:
-        """These sequences have computed so many tokens more than at the start."""
-        for place in places:
-            sequences[place].num_computed_tokens = positions[place] + num_steps
-
 
 def _every(first: np.ndarray, period: int, num_steps: int) -> dict[int, list[int]]:
     """Places by step: each in its own `first` step, and in every `period`-th after it."""
@@ -230,7 +237,7 @@ def _every(first: np.ndarray, period: int, num_steps: int) -> dict[int, list[int
     return found
 
 
-def _last_affordable(grows: dict[int, list[int]], num_blocks: int, num_steps: int) -> int:
+def _first_unaffordable(grows: dict[int, list[int]], num_blocks: int, num_steps: int) -> int:
     """The first step in which more than `num_blocks` will have been taken, or `num_steps`."""
     for step in sorted(grows):
         num_blocks -= len(grows[step])

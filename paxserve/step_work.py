@@ -24,7 +24,7 @@ class Work(NamedTuple):
 
 class StepWork(NamedTuple):
     """linear: the matrices of all layers. head: the logits. decodes, chunks: attention. links:
-    bytes that leave a device, in so many exchanges one after the other.
+    bytes that leave a device, in so many sums over the group, one after the other.
     """
 
     linear: Work
@@ -32,7 +32,7 @@ class StepWork(NamedTuple):
     decodes: Work
     chunks: Work
     link_bytes: float
-    num_exchanges: int
+    num_sums: int
 
     @property
     def flop(self) -> float:
@@ -114,5 +114,5 @@ class WorkCounter:
             decoding,
             chunked,
             link_bytes=2.0 * sums * others / self.num_devices,
-            num_exchanges=2 * layers * 2 * others,
+            num_sums=2 * layers if others else 0,
         )

@@ -30,19 +30,24 @@ def small_model(**changed: Any) -> Dimensions:
 
 
 def small_hardware(**changed: Any) -> Hardware:
-    """1,000 FLOP/s, 100 B/s, 50 B/s over links, whole tiles of one token."""
+    """1,000 FLOP/s in bfloat16, 100 B/s, 50 B/s over links, whole tiles of one token. A number as
+    `flop_per_s` is that of bfloat16.
+    """
     numbers = {
         "name": "small",
-        "flop_per_s": 1000.0,
+        "flop_per_s": {"bfloat16": 1000.0},
         "bytes_per_s": 100.0,
         "memory_bytes": 1_000_000_000,
         "reserved_bytes": 1000,
         "link_bytes_per_s": 50.0,
-        "link_latency_s": 0.5,
+        "all_reduce_latency_s": 0.5,
+        "host_link_bytes_per_s": 10.0,
         "tile_tokens": 1,
         "compile_target": None,
         "platform": "gpu",
     }
+    if isinstance(changed.get("flop_per_s"), float):
+        changed["flop_per_s"] = {"bfloat16": changed["flop_per_s"]}
     return Hardware(**(numbers | changed))
 
 
@@ -54,7 +59,6 @@ def roofline(**changed: Any) -> Roofline:
         "link_efficiency": 1.0,
         "host_s_per_step": 0.0,
         "host_s_per_row": 0.0,
-        "swap_bytes_per_s": 10.0,
     }
     return Roofline(**(values | changed))
 

@@ -8,7 +8,7 @@ Command: make bench   (about 6 minutes on two CPU cores; ARGS="decode mixed" for
 |---|---|---|---|
 | `host` | plan, pack, ledger and apply a step of 256 decodes / sum(range(256)) | 300 | |
 | `waiting` | a scheduler's step with 100,000 requests waiting / with 100 | 1.3 | |
-| `sim` | a simulated step of some 230 rows with all around it / sum(range(256)) | 1000 | |
+| `sim` | a simulated step of up to 256 rows with all around it / sum(range(256)) | 1000 | |
 | `decode` | greedy decode step of 64 rows of 256 tokens / floor | 1.8 | 1.4 |
 | | the same with 1,024 tokens | 2.2 | 1.6 |
 | `sampling` | that of 64 x 256 with top-p and top-k / greedy | 1.1 | |

@@ -21,9 +21,9 @@ from paxserve.step_work import WorkCounter
 class Roofline:
     """Attributes:
 
-    compute_efficiency, bandwidth_efficiency, link_efficiency: share of the data sheet's rates.
+    compute_efficiency, bandwidth_efficiency, link_efficiency: share of the data sheet's rates;
+        the last one of links to other devices and to the host.
     host_s_per_step, host_s_per_row: between two steps, when the device waits.
-    swap_bytes_per_s: between device and host.
     """
 
     compute_efficiency: float
@@ -31,7 +31,6 @@ class Roofline:
     link_efficiency: float
     host_s_per_step: float
     host_s_per_row: float
-    swap_bytes_per_s: float
 
     def __post_init__(self) -> None:
         """Check that the rates can be divided by."""
@@ -39,7 +38,6 @@ class Roofline:
             real(f"cost_model.{name}", getattr(self, name), high=1.5, above=True)
         for name in ("host_s_per_step", "host_s_per_row"):
             real(f"cost_model.{name}", getattr(self, name), high=60.0)
-        real("cost_model.swap_bytes_per_s", self.swap_bytes_per_s, high=1e15, above=True)
 
     def open(self, target: Target) -> Costs:
         """See `CostModel.open`."""
@@ -54,9 +52,10 @@ class Roofline:
             tile_tokens=hardware.tile_tokens,
             kv_cache_dtype=target.kv_cache_dtype,
         )
-        flop_per_s = hardware.flop_per_s * self.compute_efficiency
+        flop_per_s = hardware.rate(target.model.dtype) * self.compute_efficiency
         bytes_per_s = hardware.bytes_per_s * self.bandwidth_efficiency
         link_bytes_per_s = hardware.link_bytes_per_s * self.link_efficiency
+        host_bytes_per_s = hardware.host_link_bytes_per_s * self.link_efficiency
         block_bytes = counter.kv_bytes_per_token * target.block_size
 
         def of(shape: StepShape) -> tuple[float, ...]:
@@ -64,7 +63,7 @@ class Roofline:
             links_s = 0.0
             if num_devices > 1:
                 links_s = work.link_bytes / link_bytes_per_s
-                links_s += work.num_exchanges * hardware.link_latency_s
+                links_s += work.num_sums * hardware.all_reduce_latency_s
             copied_s = 2 * shape.num_copied * block_bytes / bytes_per_s
             return (
                 max(work.linear.flop / flop_per_s, work.linear.num_bytes / bytes_per_s),
@@ -72,7 +71,7 @@ class Roofline:
                 max(work.decodes.flop / flop_per_s, work.decodes.num_bytes / bytes_per_s),
                 max(work.chunks.flop / flop_per_s, work.chunks.num_bytes / bytes_per_s),
                 links_s,
-                copied_s + shape.num_swapped * block_bytes / self.swap_bytes_per_s,
+                copied_s + shape.num_swapped * block_bytes / host_bytes_per_s,
                 self.host_s_per_step + self.host_s_per_row * shape.num_rows,
             )
 

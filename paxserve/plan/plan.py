@@ -80,7 +80,7 @@ def make_plan(setup: Setup, demand: Demand) -> Plan:
         cost_model=_described(setup.cost_model),
         demand=demand,
         memory=memory,
-        ridge=setup.hardware.ridge,
+        ridge=setup.hardware.ridge(setup.model.dtype),
         rows_at_ridge=steps.rows_at_ridge(0),
         rows_at_ridge_with_kv=steps.rows_at_ridge(demand.mean_context),
         ttft_s=steps.ttft_s(0, memory.max_num_batched_tokens),

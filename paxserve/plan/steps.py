@@ -69,7 +69,7 @@ class Steps:
     def __init__(self, setup: Setup, demand: Demand) -> None:
         self._demand, self._whole_prompts = demand, setup.whole_prompts
         self._costs: Costs = setup.cost_model.open(setup.target)
-        self._ridge = setup.hardware.ridge
+        self._ridge = setup.hardware.ridge(setup.model.dtype)
         counter = {"num_devices": setup.num_devices}
         kv_cache_dtype = setup.settings.kv_cache_dtype
         self._exact = WorkCounter.of(setup.model, kv_cache_dtype=kv_cache_dtype, **counter)

@@ -41,7 +41,7 @@ def print_plan(plan: Plan, *, name: str, console: Console | None = None) -> None
     console.print(_capacities(memory))
     say("", *_ridge(plan), "")
     console.print(_batches(plan))
-    say(_BATCH_NOTE, "")
+    say(_BATCH_NOTE, *((_ROOFLINE_NOTE,) if plan.cost_model["class"] == "Roofline" else ()), "")
     say(*_advice(plan), "")
     console.print(_variants(plan))
     for variant in plan.variants:
@@ -123,6 +123,12 @@ _BATCH_NOTE = (
     "step: decodes alone at the mean context; TPOT and tokens/s: with the prompts of those who "
     "follow; longest: the budget full; TTFT: no wait for a place; budget: of tokens per step, the "
     "engine's or what the batch needs to stay full"
+)
+
+_ROOFLINE_NOTE = (
+    "a roofline with the default efficiencies is optimistic: the products of measured steps take "
+    "1.1 to 1.3 times as long at 32 tokens and less, up to 1.7 times near the ridge "
+    "(experiments/roofline_vidur); cost_model=table and fitted have measured steps"
 )
 
 

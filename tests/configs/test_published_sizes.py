@@ -114,9 +114,9 @@ def test_every_device_with_a_data_sheet_is_checked():
 @pytest.mark.parametrize("stem", RATES)
 def test_rates_and_ridges(stem):
     device, (tflop, gb, ridge) = hardware(stem), RATES[stem]
-    assert device.flop_per_s == pytest.approx(tflop * 1e12, rel=0.01)
+    assert device.flop_per_s["bfloat16"] == pytest.approx(tflop * 1e12, rel=0.01)
     assert device.bytes_per_s == pytest.approx(gb * 1e9, rel=0.025)
-    assert device.ridge == pytest.approx(ridge, rel=0.03)
+    assert device.ridge("bfloat16") == pytest.approx(ridge, rel=0.03)
 
 
 @pytest.mark.parametrize("stem", MEMORY_GB)

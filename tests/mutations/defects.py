@@ -28,6 +28,16 @@ LIMITS = "unit/test_limits.py::"
 GATES = "unit/test_gates.py::"
 NOTICES = "unit/test_notices.py::"
 CACHES = "conformance/test_prefix_cache.py::"
+HISTOGRAM = "unit/test_histogram.py::"
+WITHIN = HISTOGRAM + "test_a_percentile_is_within_the_stated_error"
+ARROW = "unit/test_tables.py::"
+LEAPS = "property/test_leaping.py::"
+MOST = LEAPS + "test_where_nobody_learns_most_steps_are_leapt"
+COMPACT = "property/test_compact.py::"
+FAILED = COMPACT + "test_a_step_that_fails_ends_up_in_the_figures"
+GOES_ON = LEAPS + "test_a_leap_goes_on_where_the_last_one_ended"
+FULL = COMPACT + "test_full_and_compact_recordings_agree"
+ABORTED = COMPACT + "test_aborted_and_discarded_requests_are_folded_like_others"
 MEMO = POOL + "test_of_what_was_found_before_only_the_forgotten_is_looked_for_again"
 DECLARED = "unit/test_intake.py::test_policies_are_told_what_a_server_would_be"
 
@@ -737,4 +747,128 @@ DEFECTS = [
         "bytes_per_whole_block = size.bytes_per_block",
         GROUPS + "test_it_says_so_and_the_host_s_pool_holds_whole_blocks",
     ),
+    # Leaping.
+    Defect(
+        "leaping.py",
+        "- known for request, known in pairs) - 1",
+        "- known for request, known in pairs)",
+        MOST,
+    ),
+    Defect(
+        "leaping.py",
+        "            if start_s >= until_s:",
+        "            if start_s > until_s + 1:",
+        MOST,
+    ),
+    Defect("leaping.py", "_every(held - computed,", "_every(held - computed + 1,", MOST),
+    Defect(
+        "leaping.py",
+        "_every((-1 - computed) % block_size",
+        "_every(-computed % block_size",
+        LEAPS + "test_who_comes_after_a_leap_finds",
+    ),
+    Defect(
+        "leaping.py", "            sequence.num_sent_blocks = len(sequence.block_table)\n", "", MOST
+    ),
+    Defect("leaping.py", "if self._ledger.notes_promises:", "if False:", MOST),
+    Defect(
+        "leaping.py",
+        "        self._scheduler.repeated(found, plan)\n",
+        "",
+        GOES_ON,
+    ),
+    Defect(
+        "ledger.py",
+        "        self._columns = columns[-1]\n",
+        "",
+        LEAPS + "test_a_leap_goes_on_where",
+    ),
+    Defect(
+        "leaping.py",
+        "num_told = num_steps if notices.watches(last) else 1",
+        "num_told = 1",
+        LEAPS + "test_a_warning_is_given_in_the_step",
+    ),
+    Defect(
+        "leaping.py",
+        "if group.may_stop(repeats.tokens):",
+        "if not group.requests:",
+        LEAPS + "test_an_end_token_is_never_leapt_over",
+    ),
+    Defect(
+        "scheduler.py",
+        "lasting = {Reason.ROWS}",
+        "lasting = {Reason.ROWS, Reason.GATE}",
+        LEAPS + "test_why_the_head_is_held_back_is_said_anew",
+    ),
+    Defect(
+        "scheduler.py",
+        "if not policies.gates and not policies.prefix_cache.shares:",
+        "if not policies.gates:",
+        LEAPS + "test_a_waiting_request_enters_as_soon_as",
+    ),
+    Defect(
+        "scheduler.py",
+        "policies.admission.displaces_running or batch.waiting.reorders",
+        "batch.waiting.reorders",
+        LEAPS + "test_who_will_be_displaced",
+    ),
+    Defect(
+        "policies.py",
+        "return all(declared) and not learns",
+        "return not learns",
+        LEAPS + "test_policies_that_declare_nothing",
+    ),
+    Defect(
+        "executor/simulated.py",
+        "if not self._leaps or self._num_logprobs:",
+        "if not self._leaps:",
+        LEAPS + "test_log_probabilities",
+    ),
+    # The compact recording.
+    Defect(
+        "engine.py", "                self.ledger.close(request)\n", "", COMPACT + "test_full_and"
+    ),
+    Defect("engine.py", "            self._leaving.append(request)\n", "", ABORTED),
+    Defect(
+        "folded.py",
+        "        if record.finish_reason in COMPLETED:\n",
+        "        if True:\n",
+        ABORTED,
+    ),
+    Defect("folded.py", '.sort_by("arrival_seq")', "", ABORTED),
+    Defect("folded.py", "            self.num_errors += 1\n", "", FAILED),
+    Defect(
+        "folded.py",
+        "[record.error] if len(self.errors) < MOST_ERRORS else []",
+        "[record.error]",
+        FAILED,
+    ),
+    Defect("folded.py", "float(gaps_s.sum())", "float(gaps_s.max(initial=0))", FULL),
+    Defect("histogram.py", "        buckets[values <= 0] = 0\n", "", WITHIN),
+    Defect("histogram.py", 'side="right"', 'side="left"', WITHIN),
+    Defect("histogram.py", "(high - low) * (rank - int(rank))", "0", WITHIN),
+    Defect(
+        "histogram.py",
+        "2 * growth**exponents / (growth + 1)",
+        "growth**exponents",
+        HISTOGRAM + "test_the_error_is_at_most_one_percent",
+    ),
+    Defect(
+        "histogram.py",
+        "np.clip(values, _LEAST, _MOST)",
+        "np.clip(values, None, _MOST)",
+        HISTOGRAM + "test_what_lies_beyond_the_range",
+    ),
+    Defect("tables.py", "        self._last.clear()\n", "", ARROW + "test_a_table_grows"),
+    Defect(
+        "tables.py",
+        "len(self._last) == CHUNK",
+        "len(self._last) > CHUNK",
+        ARROW + "test_a_table_grows",
+    ),
+    Defect(
+        "tables.py", "batched(batches, GROUP)", "batched(batches, 1)", ARROW + "test_a_file_holds"
+    ),
+    Defect("tables.py", "if k not in without", "if k", ARROW + "test_a_schema_is"),
 ]

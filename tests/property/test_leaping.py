@@ -192,16 +192,42 @@ def test_where_nobody_learns_most_steps_are_leapt(reservation, placement, prefix
     assert num_leapt >= expected * len(states[0]["steps"])
 
 
+def test_a_leap_goes_on_where_the_last_one_ended(monkeypatch):
+    monkeypatch.setattr(leaping, "MOST_STEPS", 3)
+    states, num_leapt = both(make_limits(), [(5, 0, 25, 0.0, "", 0), (2, 1, 20, 0.0, "", 0)])
+    assert_same(states)
+    assert num_leapt > 18
+
+
 def test_an_end_token_is_never_leapt_over():
+    """One counts once there are enough tokens, and a simulated sequence repeats its own."""
     requests = [(5, 0, 30, 0.0, "", 0), (6, 0, 30, 0.0, "", 0)]
     states, _ = both(make_limits(), requests)
     token = states[0]["requests"][0]["sequences"][0]["token_ids"][-1]
-    params = SamplingParams(temperature=0.0, stop_token_ids=[token])
-    stopped, num_leapt_with_stop = both(make_limits(), requests, params)
+    params = SamplingParams(temperature=0.0, stop_token_ids=[token], min_tokens=10)
+    stopped, num_leapt = both(make_limits(), requests, params)
     assert_same(stopped)
-    first, second = (r["sequences"][0]["finish_reason"] for r in stopped[0]["requests"])
-    assert (first, second) == ("stop", "length")
-    assert num_leapt_with_stop > 0
+    ends = [r["sequences"][0] for r in stopped[0]["requests"]]
+    assert [(end["finish_reason"], len(end["token_times_s"])) for end in ends] == [
+        ("stop", 11),
+        ("length", 26),
+    ]
+    assert num_leapt > 10
+
+
+@pytest.mark.parametrize("publish", ["planning", "after_step"])
+def test_who_comes_after_a_leap_finds_what_was_computed_in_it(publish):
+    """In whatever step it comes."""
+    cache, hits = HashChain(publish), set()
+    alone, _ = both(make_limits(), [(5, 0, 24, 0.0, "", 0)])
+    known = alone[0]["requests"][0]["sequences"][0]["token_ids"]
+    for number in range(30):
+        arrivals = [arrival(0, known[:5], 24), arrival(1, known, 2, arrival_s=0.11 * number)]
+        states, num_leapt = both(make_limits(), (), arrivals=arrivals, prefix_cache=cache)
+        assert_same(states)
+        assert num_leapt > 3
+        hits.add(states[0]["requests"][1]["num_hit_tokens"])
+    assert hits >= {4, 8, 12, 16, 20, 24, 28}
 
 
 def test_log_probabilities_are_asked_for_step_by_step():
@@ -214,12 +240,12 @@ def test_log_probabilities_are_asked_for_step_by_step():
 
 def test_a_warning_is_given_in_the_step_that_it_is_about():
     """One row; its request fills the pool while another one waits for the row."""
-    limits = make_limits(max_num_seqs=1, num_blocks=10, max_model_len=36)
-    states, num_leapt = both(limits, [(3, 0, 32, 0.0, "", 0), (3, 1, 5, 0.0, "", 0)])
+    limits = make_limits(max_num_seqs=1, num_blocks=21, max_model_len=80, max_num_batched_tokens=80)
+    states, num_leapt = both(limits, [(3, 0, 76, 0.0, "", 0), (3, 1, 5, 0.0, "", 0)])
     assert_same(states)
-    assert num_leapt > 25
+    assert num_leapt > 70
     (warning,) = states[0]["said"]
-    assert "nearly full (KV 100% in blocks, 92% live)" in warning
+    assert "nearly full (KV 95% in blocks, 91% live)" in warning
 
 
 def test_why_the_head_is_held_back_is_said_anew_where_the_numbers_change():

@@ -1,7 +1,7 @@
 """Seconds of steps on a device whose rates are round numbers; nothing nonsensical gets that far."""
 
 import math
-from dataclasses import fields, replace
+from dataclasses import fields
 
 import pytest
 from cost_builders import KV_BYTES_PER_TOKEN, roofline, small_hardware, small_model, target
@@ -33,7 +33,7 @@ def test_each_part_takes_its_arithmetic_or_its_bytes():
     assert work.linear.flop / 1000 < work.linear.num_bytes / 100  # 3 rows: the weights
     many = WorkCounter.of(small_model()).of_step(prompt(64))
     assert seconds(prompt(64))["linear"] == many.linear.num_bytes / 100
-    slow = replace(small_hardware(), flop_per_s=100.0)
+    slow = small_hardware(flop_per_s=100.0)
     assert seconds(prompt(64), hardware=slow)["linear"] == many.linear.flop / 100
 
 
@@ -58,9 +58,24 @@ def test_what_is_reached_of_the_rates():
 def test_links_and_their_latency():
     shape, pair = decodes(3, 30), {"num_devices": 2}
     work = WorkCounter.of(small_model(), num_devices=2).of_step(shape)
-    assert seconds(shape, **pair)["links"] == work.link_bytes / 50 + work.num_exchanges * 0.5
+    assert seconds(shape, **pair)["links"] == work.link_bytes / 50 + work.num_sums * 0.5
     slow = roofline(link_efficiency=0.5)
-    assert seconds(shape, slow, **pair)["links"] == work.link_bytes / 25 + work.num_exchanges * 0.5
+    assert seconds(shape, slow, **pair)["links"] == work.link_bytes / 25 + work.num_sums * 0.5
+
+
+def test_arithmetic_takes_the_rate_of_its_dtype():
+    rates = {"bfloat16": 1.0, "float32": 0.25, "int8": 2.0}
+    hardware = small_hardware(flop_per_s=rates)
+    for dtype, rate in rates.items():
+        aim = target(hardware=hardware, model=small_model(dtype=dtype))
+        linear_s = roofline().open(aim).of(prompt(9))[TERMS.index("linear")]
+        assert linear_s == WorkCounter.of(aim.model).of_step(prompt(9)).linear.flop / rate
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float16", "fp8", "int8"])
+def test_a_dtype_without_a_rate_is_refused(dtype):
+    with pytest.raises(ValueError, match=f"model.dtype={dtype}: hardware small has no rate for it"):
+        roofline().open(target(model=small_model(dtype=dtype)))
 
 
 def test_the_host():
@@ -72,6 +87,8 @@ def test_copies_cross_memory_twice_and_swaps_the_host_s_bus_once():
     block = 4 * KV_BYTES_PER_TOKEN
     shape = decodes(3, 30)._replace(num_copied=2, num_swapped=5)
     assert seconds(shape)["moves"] == 2 * 2 * block / 100 + 5 * block / 10
+    half = roofline(link_efficiency=0.5)
+    assert seconds(shape, half)["moves"] == 2 * 2 * block / 100 + 5 * block / 5
 
 
 def test_whole_tiles():
@@ -92,7 +109,8 @@ def test_a_device_without_a_link_is_no_part_of_a_group():
 
 WRONG = [math.nan, math.inf, -math.inf, -1, True, "3", None, [1]]
 MAY_BE_ZERO = {
-    "reserved_bytes", "link_bytes_per_s", "link_latency_s", "host_s_per_step", "host_s_per_row",
+    "reserved_bytes", "link_bytes_per_s", "all_reduce_latency_s", "host_s_per_step",
+    "host_s_per_row",
 }  # fmt: skip
 MADE = [(Hardware, small_hardware), (Dimensions, small_model), (Roofline, roofline)]
 NUMBERS = [
@@ -105,7 +123,7 @@ NUMBERS = [
 
 
 def test_every_number_is_tried():
-    assert len(NUMBERS) == 7 + 8 + 6
+    assert len(NUMBERS) == 7 + 8 + 5
 
 
 @pytest.mark.parametrize(("make", "name"), NUMBERS)
@@ -133,11 +151,24 @@ def test_nonsense_that_is_no_number(make, name, value):
         make(**{name: value})
 
 
+@pytest.mark.parametrize("value", [*WRONG, 0])
+def test_rates_that_are_none(value):
+    with pytest.raises(ValueError, match=r"hardware.flop_per_s\.int8 must be .*, got"):
+        small_hardware(flop_per_s={"bfloat16": 1.0, "int8": value})
+
+
+@pytest.mark.parametrize("rates", [{}, 3, None, [1.0], {"bf16": 1.0}, {3: 1.0}])
+def test_rates_of_no_dtype(rates):
+    with pytest.raises(ValueError, match=r"flop_per_s must be a rate per dtype, of .*, got"):
+        small_hardware(flop_per_s=rates)
+
+
 def test_more_reserved_than_there_is():
     with pytest.raises(ValueError, match="reserved_bytes must be an integer from 0 to 9"):
         small_hardware(memory_bytes=9, reserved_bytes=10)
 
 
 def test_ridge_and_what_is_left():
-    hardware = small_hardware()
-    assert (hardware.ridge, hardware.usable_bytes) == (10.0, 999_999_000)
+    hardware = small_hardware(flop_per_s={"bfloat16": 1000.0, "int8": 3000.0})
+    assert (hardware.ridge("bfloat16"), hardware.ridge("int8")) == (10.0, 30.0)
+    assert hardware.usable_bytes == 999_999_000

@@ -36,12 +36,13 @@ MODEL = Dimensions(
 )
 HARDWARE = Hardware(
     name="some card",
-    flop_per_s=1e12,
+    flop_per_s={"float32": 1e12},
     bytes_per_s=1e10,
     memory_bytes=10**10,
     reserved_bytes=0,
     link_bytes_per_s=0.0,
-    link_latency_s=0.0,
+    all_reduce_latency_s=0.0,
+    host_link_bytes_per_s=1e10,
     tile_tokens=1,
     compile_target=None,
     platform="gpu",

@@ -24,7 +24,7 @@ def test_three_decodes():
     # Four operations per channel of 4 heads of 4, per layer; queries in, outputs out.
     assert work.decodes == Work(4 * 2 * 16 * 30, KV_BYTES_PER_TOKEN * 30 + 2 * 2 * 2 * 16 * 3)
     assert work.chunks == Work(0, 0)
-    assert (work.link_bytes, work.num_exchanges) == (0, 0)
+    assert (work.link_bytes, work.num_sums) == (0, 0)
     parts = (work.linear, work.head, work.decodes, work.chunks)
     assert (work.flop, work.num_bytes) == tuple(map(sum, zip(*parts, strict=True)))
 
@@ -62,14 +62,14 @@ def test_a_device_of_two_has_half_of_everything_and_exchanges_the_sums():
     # Two sums per layer of 3 tokens of 8 channels: of each, 2 (n - 1) / n leave every device.
     sums = 2 * 2 * (3 * 8 * 2)
     assert half.link_bytes == 2 * sums * 1 / 2
-    assert half.num_exchanges == 2 * 2 * 2
+    assert half.num_sums == 2 * 2
 
 
 def test_bytes_over_links_for_more_devices():
     model = small_model(num_kv_heads=4)
-    assert WorkCounter.of(model, num_devices=4).of_step(decodes(3, 30)).link_bytes == (
-        2 * (2 * 2 * 3 * 8 * 2) * 3 / 4
-    )
+    work = WorkCounter.of(model, num_devices=4).of_step(decodes(3, 30))
+    assert work.link_bytes == 2 * (2 * 2 * 3 * 8 * 2) * 3 / 4
+    assert work.num_sums == 2 * 2  # two a layer, of however many devices
 
 
 def test_an_8_bit_cache_has_scales_beside_it():

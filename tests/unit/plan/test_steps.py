@@ -72,7 +72,7 @@ def test_a_batching_that_splits_no_prompt_takes_it_whole():
 
 # What bounds a step.
 
-FAST_MEMORY = small_hardware(link_latency_s=1.0, bytes_per_s=1e5, flop_per_s=1e5)
+FAST_MEMORY = small_hardware(all_reduce_latency_s=1.0, bytes_per_s=1e5, flop_per_s=1e5)
 
 
 @pytest.mark.parametrize(

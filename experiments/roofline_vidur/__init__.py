@@ -1,0 +1,1 @@
+"""Vidur's operators beside the roofline."""
