@@ -20,9 +20,12 @@ import jax
 
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference, xla
 from kernels_pallas.paged_attention.validation import check_batch, validate
-from kernels_pallas.tiles import measured_tiles, tile_key
+from kernels_pallas.tiles import Shaped, measured_tiles, tile_key
 
-__all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
+__all__ = [
+    "BACKENDS", "backend_module", "check_batch", "choose_backend", "chosen_tiles",
+    "paged_attention",
+]  # fmt: skip
 
 _MODULES: dict[str, ModuleType] = {
     "reference": reference,
@@ -124,18 +127,55 @@ def paged_attention(
     if q.shape[0] == 0:
         return q
     if tiles is None:
-        dims = module.LAYOUT.kv_dims(kv_blocks.shape)
-        key = tile_key(
+        tiles = _measured(
             q, kv_blocks, block_table,
-            num_kv_heads=dims.num_kv_heads, block_size=dims.block_size,
+            sliding_window=sliding_window, backend=backend, device_kind=device_kind,
         )  # fmt: skip
-        fields = measured_tiles(
-            backend, key, num_rows=block_table.shape[0], device_kind=device_kind
-        )
-        tiles = None if fields is None else module.Tiles(**fields)
     out: jax.Array = module.paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
         scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, device_kind=device_kind,
         tiles=tiles,
     )  # fmt: skip
     return out
+
+
+def chosen_tiles(
+    q: Shaped,
+    kv_blocks: Shaped,
+    block_table: Shaped,
+    *,
+    sliding_window: int | None,
+    backend: str,
+    device_kind: str | None,
+) -> Any:
+    """The `Tiles` with which `paged_attention` runs on a device where none are given; None: the
+    backend has none. Arguments as there, or their shapes and dtypes.
+    """
+    found = _measured(
+        q, kv_blocks, block_table,
+        sliding_window=sliding_window, backend=backend, device_kind=device_kind,
+    )  # fmt: skip
+    module = backend_module(backend)
+    if found is None and hasattr(module, "default_tiles"):
+        found = module.default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
+    return found
+
+
+def _measured(
+    q: Shaped,
+    kv_blocks: Shaped,
+    block_table: Shaped,
+    *,
+    sliding_window: int | None,
+    backend: str,
+    device_kind: str | None,
+) -> Any:
+    """Tiles of the device's table; None: it has none for this call."""
+    module = backend_module(backend)
+    dims = module.LAYOUT.kv_dims(kv_blocks.shape)
+    key = tile_key(
+        q, kv_blocks, block_table, num_kv_heads=dims.num_kv_heads, block_size=dims.block_size,
+        sliding_window=sliding_window,
+    )  # fmt: skip
+    fields = measured_tiles(backend, key, num_rows=block_table.shape[0], device_kind=device_kind)
+    return None if fields is None else module.Tiles(**fields)

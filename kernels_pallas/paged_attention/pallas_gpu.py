@@ -168,13 +168,17 @@ def passes_of(
     ]
 
 
+def is_hopper(device_kind: str) -> bool:
+    """Whether this is JAX's name of such a device."""
+    return not set(HOPPER).isdisjoint(device_kind.split())
+
+
 def _check_supported(q: jax.Array, dims: KvDims, device_kind: str | None) -> None:
     """Everything this backend refuses, by device, shapes and dtypes."""
     group = q.shape[1] // dims.num_kv_heads
     size = dims.block_size
-    is_hopper = device_kind is None or not set(HOPPER).isdisjoint(device_kind.split())
     for is_met, need in (
-        (is_hopper, f"a Hopper GPU (wgmma), got {device_kind}"),
+        (device_kind is None or is_hopper(device_kind), f"a Hopper GPU (wgmma), got {device_kind}"),
         (q.dtype == jnp.bfloat16, f"bfloat16 queries (wgmma has no float32), got {q.dtype}"),
         (
             size in SMALL_BLOCKS or size % 128 == 0,
