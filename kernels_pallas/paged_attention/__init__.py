@@ -23,8 +23,8 @@ from kernels_pallas.paged_attention.validation import check_batch, validate
 from kernels_pallas.tiles import Shaped, measured_tiles, tile_key
 
 __all__ = [
-    "BACKENDS", "backend_module", "check_batch", "choose_backend", "chosen_tiles",
-    "paged_attention",
+    "BACKENDS", "backend_module", "check_batch", "check_supported", "choose_backend",
+    "chosen_tiles", "paged_attention",
 ]  # fmt: skip
 
 _MODULES: dict[str, ModuleType] = {
@@ -50,8 +50,9 @@ def choose_backend(platform: str) -> str:
 
 
 def backend_module(backend: str) -> ModuleType:
-    """The module behind a backend name: it exports `paged_attention`, and as `LAYOUT` the module
-    that says how its cache lies, in the names of `layout.py`.
+    """The module behind a backend name: it exports `paged_attention`, as `LAYOUT` the module that
+    says how its cache lies, in the names of `layout.py`, and `check_supported` where it refuses
+    anything.
 
     Raises:
         ValueError: an unknown name.
@@ -59,6 +60,18 @@ def backend_module(backend: str) -> ModuleType:
     if backend not in _MODULES:
         raise ValueError(f"paged_attention {backend=} is unknown; use one of {BACKENDS}")
     return _MODULES[backend]
+
+
+def check_supported(q: Shaped, kv_blocks: Shaped, *, backend: str, device_kind: str | None) -> None:
+    """Whether a backend runs a call with such queries and cache, from shapes and dtypes alone.
+
+    Raises:
+        ValueError: an unknown backend.
+        NotImplementedError: it cannot, as the call itself would say when it is traced.
+    """
+    module = backend_module(backend)
+    if hasattr(module, "check_supported"):
+        module.check_supported(q, kv_blocks, device_kind=device_kind)
 
 
 def paged_attention(

@@ -115,12 +115,12 @@ def paged_attention(
     tiles: Tiles | None = None,
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`; `tiles` is for tuning."""
+    check_supported(q, kv_blocks, device_kind=device_kind)
     dims = kv_dims(kv_blocks.shape)
     num_tokens, num_heads, _ = q.shape
     max_rows = context_lens.shape[0]
     group = num_heads // dims.num_kv_heads
     interpreted = is_interpreted()
-    _check_supported(q, dims, device_kind)
     if tiles is None:
         tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
         if interpreted:
@@ -173,8 +173,18 @@ def is_hopper(device_kind: str) -> bool:
     return not set(HOPPER).isdisjoint(device_kind.split())
 
 
-def _check_supported(q: jax.Array, dims: KvDims, device_kind: str | None) -> None:
-    """Everything this backend refuses, by device, shapes and dtypes."""
+def check_supported(
+    q: jax.Array | jax.ShapeDtypeStruct,
+    kv_blocks: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    device_kind: str | None,
+) -> None:
+    """Everything this backend refuses, by device, shapes and dtypes.
+
+    Raises:
+        NotImplementedError: it is refused.
+    """
+    dims = kv_dims(kv_blocks.shape)
     group = q.shape[1] // dims.num_kv_heads
     size = dims.block_size
     for is_met, need in (

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 
 from kernels_pallas.paged_attention import backend_module as attention_module
 from kernels_pallas.paged_attention.validation import SUPPORTED_DTYPES, check_kv_dtype
+from kernels_pallas.tiles import Shaped
 from kernels_pallas.write_kv import pallas_gpu, pallas_tpu, reference, xla
 
-__all__ = ["BACKENDS", "backend_module", "write_kv"]
+__all__ = ["BACKENDS", "backend_module", "check_supported", "write_kv"]
 
 _MODULES: dict[str, ModuleType] = {
     "reference": reference,
@@ -27,7 +28,8 @@ BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
 def backend_module(backend: str) -> ModuleType:
-    """The module behind a backend name: it exports `write_kv`.
+    """The module behind a backend name: it exports `write_kv`, and `check_supported` where it
+    refuses anything.
 
     Raises:
         ValueError: an unknown name.
@@ -35,6 +37,18 @@ def backend_module(backend: str) -> ModuleType:
     if backend not in _MODULES:
         raise ValueError(f"write_kv {backend=} is unknown; use one of {BACKENDS}")
     return _MODULES[backend]
+
+
+def check_supported(k: Shaped, kv_blocks: Shaped, *, backend: str, device_kind: str | None) -> None:
+    """Whether a backend writes such keys into such a cache, from shapes and dtypes alone.
+
+    Raises:
+        ValueError: an unknown backend.
+        NotImplementedError: it cannot, as the call itself would say when it is traced.
+    """
+    module = backend_module(backend)
+    if hasattr(module, "check_supported"):
+        module.check_supported(k, kv_blocks, device_kind=device_kind)
 
 
 def write_kv(

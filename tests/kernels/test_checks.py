@@ -18,10 +18,11 @@ from axes import ROOT
 from kernels_pallas import checks, compile_targets, problems, support
 from kernels_pallas.checks import Check, run_check
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
-from kernels_pallas.paged_attention import pallas_tpu, xla
+from kernels_pallas.paged_attention import paged_attention, pallas_gpu, pallas_tpu, xla
 from kernels_pallas.paged_attention.validation import check_batch
 from kernels_pallas.problems import make_problem
 from kernels_pallas.shapes import SHAPES
+from kernels_pallas.write_kv import write_kv
 from kernels_pallas.write_kv import xla as write_xla
 from paxserve import check_processes, cli
 
@@ -167,12 +168,60 @@ def test_support_is_what_backends_say(monkeypatch):
     def cannot(*args, **options):
         raise NotImplementedError("xla: not today")
 
-    monkeypatch.setattr(xla, "paged_attention", cannot)
+    monkeypatch.setattr(xla, "check_supported", cannot, raising=False)
     assert support.why_not("xla", None, shape) == "xla: not today"
-    monkeypatch.setattr(support, "CASES", {"bfloat16": shape})  # the whole table takes a minute
     lines = support.table()
-    assert lines[2].startswith("| bfloat16 | yes | no (1) |")
+    assert lines[2].startswith("| bfloat16 | yes | no (1) | yes |")
     assert "1. xla: not today" in lines
+    monkeypatch.setattr(write_xla, "check_supported", cannot, raising=False)
+    monkeypatch.delattr(xla, "check_supported")
+    assert support.why_not("xla", None, shape) == "xla: not today", "nor can it be written"
+
+
+def test_the_whole_table_asks_without_tracing_a_kernel(monkeypatch):
+    """So it takes no minute."""
+
+    def traced(*args, **options):
+        raise AssertionError("traced")
+
+    for module in (xla, pallas_tpu, pallas_gpu, write_xla):
+        for name in {"paged_attention", "write_kv"} & set(vars(module)):
+            monkeypatch.setattr(module, name, traced)
+    lines = support.table()
+    assert len([line for line in lines if line.startswith("| ")]) == 1 + len(support.CASES)
+    assert next(line for line in lines if line.startswith("| head_dim 80 ")).count("no (") == 5
+
+
+TRACED = ("bfloat16", "float32", "head_dim 80", "block_size 8", "int8, block_size 16")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in TRACED else pytest.param(n, marks=pytest.mark.slow) for n in support.CASES]
+)
+@pytest.mark.parametrize(
+    "column",
+    [c for c in support.columns() if c.backend in checks.PALLAS and c.heading[-3:] in "v5e h100"],
+    ids=lambda column: column.heading,
+)
+def test_a_kernel_refuses_what_its_backend_says_and_nothing_else(name, column):
+    """The answer of `check_supported` is what tracing both kernels comes to."""
+    shape = support.CASES[name]
+    q, kv_blocks, *table, kv_scales = checks.abstract_arguments(shape, column.backend)
+    tokens = jax.ShapeDtypeStruct((q.shape[0], shape.num_kv_heads, shape.head_dim), q.dtype)
+    options = {"backend": column.backend, "device_kind": column.device_kind}
+
+    def layer(kv_blocks, tokens, slots, q, table, kv_scales):
+        kv = write_kv(kv_blocks, tokens, tokens, slots, kv_scales=kv_scales, **options)
+        options_of_read = options | {"scale": 1.0, "sliding_window": shape.sliding_window}
+        return paged_attention(q, kv[0], *table, kv_scales=kv[1], **options_of_read)
+
+    slots = jax.ShapeDtypeStruct(q.shape[:1], jnp.int32)
+    try:
+        jax.eval_shape(layer, kv_blocks, tokens, slots, q, table, kv_scales)
+        refused = None
+    except NotImplementedError as error:
+        refused = str(error)
+    assert refused == support.why_not(column.backend, column.device_kind, shape)
 
 
 def test_targets_are_the_devices_that_their_compiler_knows():
