@@ -13,19 +13,23 @@ A step is rows; a row is the last `q_len` tokens of one sequence's context:
       its own. Prompt (q_len = context), chunk, decode (q_len = 1) and mixes are the same thing.
 """
 
+import sys
 from types import ModuleType
 from typing import Any
 
 import jax
 
+from kernels_pallas.hints import NotTheFunction, runs_where_it_can
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference, xla
-from kernels_pallas.paged_attention.validation import check_batch, validate
+from kernels_pallas.paged_attention.validation import check_batch, check_device_kind, validate
 from kernels_pallas.tiles import Shaped, measured_tiles, tile_key
 
 __all__ = [
     "BACKENDS", "backend_module", "check_batch", "check_supported", "choose_backend",
     "chosen_tiles", "paged_attention",
 ]  # fmt: skip
+
+sys.modules[__name__].__class__ = NotTheFunction
 
 _MODULES: dict[str, ModuleType] = {
     "reference": reference,
@@ -121,7 +125,8 @@ def paged_attention(
         [T, N, H] in q's dtype; zeros for padding tokens (t >= cu_q_lens[num_rows]). Softmax and
         accumulation are float32.
     Raises:
-        ValueError: shapes or dtypes disagree, or an unknown backend.
+        ValueError: shapes or dtypes disagree, or an unknown backend; a Pallas backend on a CPU,
+            which `kernels_pallas.interpret.interpreted` simulates.
         NotImplementedError: the backend cannot run this case.
     Invariants:
         A row's output depends on its own queries and context only: another row, the padding, the
@@ -137,6 +142,8 @@ def paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
         sliding_window=sliding_window, kv_scales=kv_scales, layout=module.LAYOUT,
     )  # fmt: skip
+    check_device_kind(device_kind)
+    _check_tiles(tiles, backend)
     if q.shape[0] == 0:
         return q
     if tiles is None:
@@ -144,12 +151,21 @@ def paged_attention(
             q, kv_blocks, block_table,
             sliding_window=sliding_window, backend=backend, device_kind=device_kind,
         )  # fmt: skip
-    out: jax.Array = module.paged_attention(
-        q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
-        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, device_kind=device_kind,
-        tiles=tiles,
-    )  # fmt: skip
+    with runs_where_it_can(backend):
+        out: jax.Array = module.paged_attention(
+            q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
+            scale=scale, sliding_window=sliding_window, kv_scales=kv_scales,
+            device_kind=device_kind, tiles=tiles,
+        )  # fmt: skip
     return out
+
+
+def _check_tiles(tiles: Any, backend: str) -> None:
+    wanted = getattr(backend_module(backend), "Tiles", None)
+    if tiles is None or (wanted is not None and isinstance(tiles, wanted)):
+        return
+    names = "None" if wanted is None else f"None or {wanted.__module__}.Tiles"
+    raise ValueError(f"tiles must be {names} for {backend=}; got {tiles=}")
 
 
 def chosen_tiles(

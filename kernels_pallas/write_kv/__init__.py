@@ -6,17 +6,26 @@ slot already says block and offset), the layout of the array (the attention back
 name).
 """
 
+import sys
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.hints import NotTheFunction, runs_where_it_can
 from kernels_pallas.paged_attention import backend_module as attention_module
-from kernels_pallas.paged_attention.validation import SUPPORTED_DTYPES, check_kv_dtype
+from kernels_pallas.paged_attention.validation import (
+    SUPPORTED_DTYPES,
+    check_arrays,
+    check_device_kind,
+    check_kv_dtype,
+)
 from kernels_pallas.tiles import Shaped
 from kernels_pallas.write_kv import pallas_gpu, pallas_tpu, reference, xla
 
 __all__ = ["BACKENDS", "backend_module", "check_supported", "write_kv"]
+
+sys.modules[__name__].__class__ = NotTheFunction
 
 _MODULES: dict[str, ModuleType] = {
     "reference": reference,
@@ -78,12 +87,16 @@ def write_kv(
         backend: one of `BACKENDS`, the same name as the attention backend.
         device_kind: see `paged_attention`.
     Returns:
-        kv_blocks and kv_scales with the slots replaced, every other slot untouched.
+        kv_blocks and kv_scales, both (None where none were given), with the slots replaced, every
+        other slot untouched.
     Raises:
-        ValueError: shapes or dtypes disagree, or an unknown backend.
+        ValueError: shapes or dtypes disagree, or an unknown backend; a Pallas backend on a CPU,
+            which `kernels_pallas.interpret.interpreted` simulates.
         NotImplementedError: the backend cannot run this case.
     Donates: nothing itself; where the caller's jit donates kv_blocks the write is in place.
     """
+    check_arrays(kv_blocks=kv_blocks, k=k, v=v, slots=slots, kv_scales=kv_scales)
+    check_device_kind(device_kind)
     module, layout = backend_module(backend), attention_module(backend).LAYOUT
     dims = layout.kv_dims(kv_blocks.shape)
     expected = (k.shape[0], dims.num_kv_heads, dims.head_dim)
@@ -102,9 +115,10 @@ def write_kv(
         _check_rotation(rotation, num_tokens=k.shape[0], head_dim=dims.head_dim)
     if k.shape[0] == 0:
         return kv_blocks, kv_scales
-    out: tuple[jax.Array, jax.Array | None] = module.write_kv(
-        kv_blocks, k, v, slots, rotation=rotation, kv_scales=kv_scales, device_kind=device_kind
-    )
+    with runs_where_it_can(backend):
+        out: tuple[jax.Array, jax.Array | None] = module.write_kv(
+            kv_blocks, k, v, slots, rotation=rotation, kv_scales=kv_scales, device_kind=device_kind
+        )
     return out
 
 
