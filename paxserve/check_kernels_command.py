@@ -7,6 +7,7 @@ a check does (`kernels_pallas/checks.py`), in which process (`check_processes.py
 import argparse
 import fnmatch
 import json
+import math
 import multiprocessing
 import os
 import time
@@ -16,7 +17,7 @@ from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -102,8 +103,8 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
     if missing:
         print(_INSTALL)
     if arguments.json is not None:
-        found = [asdict(outcome) for outcome in outcomes]
-        write_text(arguments.json, json.dumps(found, indent=1) + "\n")
+        found = [_as_data(outcome) for outcome in outcomes]
+        write_text(arguments.json, json.dumps(found, indent=1, allow_nan=False) + "\n")
     return 0 if counts["ok"] == len(outcomes) else 1
 
 
@@ -196,6 +197,12 @@ def _print(outcomes: "Sequence[Outcome]") -> None:
     for (kind, subject), cells in sorted(found.items()):
         table.add_row(kind, subject, *[cells.get(target, "") for target in targets])
     table_console().print(table)
+
+
+def _as_data(outcome: "Outcome") -> dict[str, Any]:
+    """JSON has no infinity, the error of an answer that is not finite: the detail says it."""
+    is_finite = outcome.error is not None and math.isfinite(outcome.error)
+    return asdict(outcome) | {"error": outcome.error if is_finite else None}
 
 
 def _worst(outcomes: "Sequence[Outcome]") -> Iterator[str]:

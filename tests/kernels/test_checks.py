@@ -419,7 +419,9 @@ def test_the_command_names_what_it_checked(monkeypatch, capsys):
     assert asked == [1]
 
 
-def test_the_command_shows_errors_beside_bounds_and_missing_compilers(monkeypatch, capsys):
+def test_the_command_shows_errors_beside_bounds_and_missing_compilers(
+    monkeypatch, capsys, tmp_path
+):
     far = replace(NUMERICS, subject="peaky")
     unknown = Check(kind="compile", backend="pallas_gpu", subject="some shape", target="h100")
 
@@ -438,7 +440,8 @@ def test_the_command_shows_errors_beside_bounds_and_missing_compilers(monkeypatc
 
     def printed(*given):
         monkeypatch.setattr(check_processes, "run", lambda *args, **options: iter(given))
-        return cli.main(["check-kernels"]), " ".join(capsys.readouterr().out.split())
+        status = cli.main(["check-kernels", "--json", str(tmp_path / "found.json")])
+        return status, " ".join(capsys.readouterr().out.split())
 
     status, text = printed(*outcomes)
     assert status == 1
@@ -452,3 +455,7 @@ def test_the_command_shows_errors_beside_bounds_and_missing_compilers(monkeypatc
     status, text = printed(outcomes[0], outcomes[2])
     assert status == 1, "nothing is known of a shape that was not compiled"
     assert printed(outcomes[0])[0] == 0
+    status, text = printed(outcome(far, "FAILED", "error inf of 1.0e-05", float("inf"), 1e-5))
+    assert (status, "FAILED inf of 1e-05" in text) == (1, True)
+    (found,) = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert (found["error"], found["bound"], found["detail"]) == (None, 1e-5, "error inf of 1.0e-05")
