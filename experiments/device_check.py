@@ -7,8 +7,9 @@ step of random Llama-3-8B at 64 x 4k at most 1.4 times its byte floor (goal 1.25
 Command: python experiments/device_check.py --json device.json   (no network, no Hydra)
 
 Parts, in order: numerics, bench, step, chat. A part that fails is reported and the others go on;
-each has its share of the time. Ends with 1 if anything raised or a number is beyond its tolerance.
-On a CPU it runs the same code small (`--small`), to be tried out.
+each has its share of the time. In the end the bars of a Hopper GPU (`device_bars.py`), which other
+devices do not measure. Ends with 1 if anything raised, a number is beyond its tolerance or a bar
+does not hold. On a CPU it runs the same code small (`--small`), to be tried out.
 """
 
 import argparse
@@ -29,8 +30,10 @@ import numpy as np
 ROOT = Path(__file__).parents[1]
 sys.path.insert(0, str(ROOT))  # runs from a copy of the tree, installed or not
 
-from kernels_pallas import bench, json_files  # noqa: E402
+from experiments import device_bars  # noqa: E402
+from kernels_pallas import bench, bench_rows, json_files  # noqa: E402
 from kernels_pallas.ceilings import measure_ceilings  # noqa: E402
+from kernels_pallas.checkout import commit_of  # noqa: E402
 from kernels_pallas.checks import interpreted_checks, run_check  # noqa: E402
 from kernels_pallas.paged_attention import BACKENDS  # noqa: E402
 from kernels_pallas.shapes import shape_of  # noqa: E402
@@ -84,14 +87,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         "step": lambda: time_step(backend, small=given.small),
         "chat": lambda: chat(given.backend or "auto", given.model, SHARES_S["chat"]),
     }
+    commit = commit_of(Path(__file__))
     found: dict[str, Any] = {
         "device_kind": device.device_kind,
         "jax": jax.__version__,
+        "commit": commit and commit._asdict(),
         "backend": backend,
+        "is_small": given.small,
         "started": time.strftime("%Y-%m-%d %H:%M:%S", time.gmtime()),
     }
     started_s = time.perf_counter()
     faults = run_parts({name: parts[name] for name in given.parts or parts}, found, given.json)
+    bars = device_bars.verdicts(found)
+    faults += device_bars.faults(bars)
+    found |= {"bars": device_bars.as_data(bars), "failed": faults}
+    json_files.write(given.json, found)
+    print("-- bars", *device_bars.table(bars), sep="\n")
     print(f"{time.perf_counter() - started_s:.0f} s; {given.json}")
     print(f"failed: {'; '.join(faults) or 'none'}")
     return 1 if faults else 0
@@ -127,13 +138,16 @@ def run_parts(parts: dict[str, Callable[[], Part]], found: dict[str, Any], file:
 def check_numerics(backend: str, share_s: float) -> Part:
     """The awkward cases on the device itself, against dense float64 attention."""
     started_s, rows, faults = time.perf_counter(), [], []
-    for check in interpreted_checks(backend, quick=False):
+    for simulated in interpreted_checks(backend, quick=False):
+        check = replace(simulated, target="here")
         if time.perf_counter() - started_s > share_s:
             rows.append({"check": str(check), "verdict": "not run: out of time"})
             continue
-        outcome = run_check(replace(check, target="here"))
+        outcome = run_check(check)
         print(f"{outcome.verdict:6} {outcome.check}: {outcome.summary}", flush=True)
-        rows.append({"check": str(check), "verdict": outcome.verdict, "detail": outcome.detail})
+        rows.append(
+            {"check": str(outcome.check), "verdict": outcome.verdict, "detail": outcome.detail}
+        )
         if outcome.verdict != "ok":
             faults.append(f"{outcome.check}: {outcome.summary}")
     if not faults and not any(row["verdict"] == "ok" for row in rows):
@@ -144,12 +158,12 @@ def check_numerics(backend: str, share_s: float) -> Part:
 def run_bench(backend: str | None, share_s: float, *, small: bool) -> Part:
     """The named shapes with their peers."""
     ceilings = measure_ceilings()
-    print(bench.headline(ceilings), flush=True)
+    print(bench_rows.headline(ceilings), flush=True)
     rows = []
     for row in bench.bench(bench.USUAL, backend=backend, small=small, budget_s=share_s):
-        print(bench.line(row, ceilings), flush=True)
+        print(bench_rows.line(row, ceilings), flush=True)
         rows.append(row)
-    return Part(bench.report(ceilings, rows), bench.faults_of(rows))
+    return Part(bench_rows.report(ceilings, rows), bench.faults_of(rows))
 
 
 def time_step(backend: str, *, small: bool) -> Part:
@@ -158,9 +172,9 @@ def time_step(backend: str, *, small: bool) -> Part:
     Wall time is of the executor's submit and collect, with packing and transfers; device time is
     that of steps started one after the other without waiting, from first to last.
     """
-    config, num_rows, context, dtype = LLAMA_3_8B, 64, 4096, "bfloat16"
+    model, config, num_rows, context, dtype = "llama-3-8b", LLAMA_3_8B, 64, 4096, "bfloat16"
     if small:
-        config, num_rows, context, dtype = TINY_CONFIG, 8, 64, "float32"
+        model, config, num_rows, context, dtype = "tiny", TINY_CONFIG, 8, 64, "float32"
     real = _executor(config, num_rows, context, backend=backend, dtype=dtype)
     real.warm_up([Variant.GREEDY])
     real.submit(_entering(num_rows, context))
@@ -173,6 +187,9 @@ def time_step(backend: str, *, small: bool) -> Part:
     num_bytes = _least_bytes(config, num_rows, context, dtype)
     floor_s = num_bytes / ceilings.copy_bytes_per_s
     found = {
+        "model": model,
+        "dtype": dtype,
+        "backend": backend,
         "rows": num_rows,
         "context": context,
         "bytes": num_bytes,
@@ -182,8 +199,12 @@ def time_step(backend: str, *, small: bool) -> Part:
         "device_over_floor": statistics.median(device_s) / floor_s,
         "wall_over_floor": statistics.median(wall_s) / floor_s,
     }
-    print(", ".join(f"{name} {value:.4g}" for name, value in found.items()), flush=True)
+    print(", ".join(f"{name} {_shown(value)}" for name, value in found.items()), flush=True)
     return Part(found)
+
+
+def _shown(value: object) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _executor(

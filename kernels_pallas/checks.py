@@ -14,7 +14,7 @@ import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from kernels_pallas.interpret import interpreted
 from kernels_pallas.paged_attention import backend_module, choose_backend, paged_attention
 from kernels_pallas.quantised import QUANTISED_DTYPES
 from kernels_pallas.shapes import SHAPES, AttentionShape
-from kernels_pallas.tolerances import tolerance
+from kernels_pallas.tolerances import WRITE_TOLERANCE, tolerance
 from kernels_pallas.write_kv import write_kv
 
 PALLAS = ("pallas_tpu", "pallas_gpu")
@@ -42,6 +42,7 @@ QUICK_SHAPES = (
     "llama-3-8b/mixed_64+512/block64",
 )
 QUICK_TARGETS = ("v5e", "v4", "h100")
+NO_COMPILER = "no compiler"
 USUAL = {"dtype": "bfloat16", "num_heads": 8, "num_kv_heads": 2, "head_dim": 128}
 
 
@@ -80,14 +81,22 @@ class Check:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What came of it: `verdict` is ok or FAILED, which it is also where the backend says that it
-    cannot: all that is checked here must hold; `support.py` asks what does not.
+    """What came of it.
+
+    Args:
+        verdict: ok; FAILED, which it is also where the backend says that it cannot: all that is
+            checked here must hold, `support.py` asks what does not; or "no compiler", where the
+            target's is not installed, so nothing is known.
+        detail: in words.
+        error, bound: of numbers, where the check compares any.
     """
 
     check: Check
     verdict: str
     seconds: float
     detail: str
+    error: float | None = None
+    bound: float | None = None
 
     @property
     def summary(self) -> str:
@@ -132,25 +141,36 @@ def interpreted_checks(backend: str, *, quick: bool) -> Iterator[Check]:
         yield Check(kind="write", backend=backend, subject="rotated", sizes=sizes)
 
 
+class _Found(NamedTuple):
+    verdict: str
+    detail: str
+    error: float | None = None
+    bound: float | None = None
+
+
 def run_check(check: Check) -> Outcome:
     """Run it; nothing that goes wrong in it is raised."""
     run = {"numerics": _numerics, "write": _write, "compile": _compile}[check.kind]
     started_s = time.perf_counter()
     try:
-        verdict, detail = run(check)
+        found = run(check)
+    except compile_targets.NoCompiler as error:
+        found = _Found(NO_COMPILER, str(error))
     except Exception as error:
-        verdict, detail = "FAILED", f"{type(error).__name__}: {error}"
-    return Outcome(
-        check=check, verdict=verdict, seconds=time.perf_counter() - started_s, detail=detail
-    )
+        found = _Found("FAILED", f"{type(error).__name__}: {error}")
+    return Outcome(check=check, seconds=time.perf_counter() - started_s, **found._asdict())
 
 
-def _numerics(check: Check) -> tuple[str, str]:
+def _compared(error: float, bound: float) -> _Found:
+    verdict = "ok" if error <= bound else "FAILED"  # NaN is no less than any bound
+    return _Found(verdict, f"error {error:.1e} of {bound:.1e}", error, bound)
+
+
+def _numerics(check: Check) -> _Found:
     problem = cases.case(check.subject, **check.sizes)
     with _where(check):
         error = problem.error(check.backend, device_kind=_device_kind(check))
-    bound = tolerance(problem.dtype)
-    return "ok" if error <= bound else "FAILED", f"error {error:.1e} of {bound:.0e}"
+    return _compared(error, tolerance(problem.dtype))
 
 
 def _device_kind(check: Check) -> str | None:
@@ -163,7 +183,7 @@ def _where(check: Check) -> AbstractContextManager[None]:
     return nullcontext() if here else interpreted(check.backend, detect_races=True)
 
 
-def _write(check: Check) -> tuple[str, str]:
+def _write(check: Check) -> _Found:
     """Every slot, those that keep what they held included; padding is dropped."""
     kv_dtype, block_size = jnp.dtype(check.sizes["kv_dtype"]), check.sizes["block_size"]
     num_blocks, num_kv_heads, head_dim = 6, 2, check.sizes["head_dim"]
@@ -195,10 +215,9 @@ def _write(check: Check) -> tuple[str, str]:
             dims = layout.kv_dims(blocks.shape)
             found = found * layout.plain_scales(scales_out, dims)[..., None]
         written[backend] = found
-    # Rotated and rounded in another order: a unit in the last place of bfloat16 at most.
     difference = jnp.abs(written["reference"] - written[check.backend])
     error = float(jnp.max(difference / (jnp.abs(written["reference"]) + 1.0)))
-    return "ok" if error <= 2.0**-7 else "FAILED", f"largest difference {error:.1e}"
+    return _compared(error, WRITE_TOLERANCE)
 
 
 def abstract_arguments(shape: AttentionShape, backend: str) -> tuple[Any, ...]:
@@ -224,7 +243,7 @@ def abstract_arguments(shape: AttentionShape, backend: str) -> tuple[Any, ...]:
     )
 
 
-def _compile(check: Check) -> tuple[str, str]:
+def _compile(check: Check) -> _Found:
     """Write a step's tokens and attend, as a layer does; the cache is donated."""
     shape, kind = SHAPES[check.subject], compile_targets.TARGETS[check.target].device_kind
     q, kv_blocks, *table, kv_scales = abstract_arguments(shape, check.backend)
@@ -257,11 +276,12 @@ def _compile(check: Check) -> tuple[str, str]:
     memory: Any = compiled.memory_analysis()
     cache_bytes = sum(_num_bytes(array) for array in (kv_blocks, kv_scales) if array is not None)
     if memory.alias_size_in_bytes < cache_bytes:
-        return "FAILED", (
+        return _Found(
+            "FAILED",
             f"the cache is not written in place: of its {cache_bytes} bytes, scales included, "
-            f"{memory.alias_size_in_bytes} are"
+            f"{memory.alias_size_in_bytes} are",
         )
-    return "ok", f"temporary {memory.temp_size_in_bytes / 2**20:.1f} MiB"
+    return _Found("ok", f"temporary {memory.temp_size_in_bytes / 2**20:.1f} MiB")
 
 
 def _num_bytes(array: jax.ShapeDtypeStruct) -> int:

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.util import find_spec
 from types import MappingProxyType
 from typing import Any
 
@@ -118,13 +119,22 @@ device_description_str: "NVIDIA H100 80GB HBM3"
 """
 
 
+class NoCompiler(RuntimeError):
+    """A target's compiler is not installed: nothing is known of what would be compiled."""
+
+
+# Any of these brings it.
+_COMPILERS = {"tpu": ("libtpu",), "cuda": ("jax_cuda12_plugin", "jax_cuda13_plugin")}
+
+
 @cache
 def devices(name: str) -> tuple[jax.Device, ...]:
     """The devices of a target, to put into shardings and meshes.
 
     Raises:
         ValueError: an unknown target.
-        RuntimeError: its compiler is not installed.
+        NoCompiler: its compiler is not installed.
+        RuntimeError: it is, and does not start.
     """
     if name not in TARGETS:
         raise ValueError(f"target {name!r} is unknown; use one of {list(TARGETS)}")
@@ -141,8 +151,11 @@ def devices(name: str) -> tuple[jax.Device, ...]:
                 platform="tpu", topology_name=target.topology, **options
             )
     except Exception as error:  # each plugin raises its own kind
-        raise RuntimeError(
-            f"cannot compile for {name}: {error}; `make check-kernels` installs what it needs"
+        wanted = _COMPILERS[target.platform]
+        is_there = any(find_spec(module) is not None for module in wanted)
+        reason = error if is_there else f"{wanted[0]} is not installed"
+        raise (RuntimeError if is_there else NoCompiler)(
+            f"cannot compile for {name}: {reason}; `make check-kernels` installs what it needs"
         ) from error
     return tuple(found.devices)
 

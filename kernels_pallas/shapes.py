@@ -7,8 +7,10 @@ A name is model/work: the heads of a model, and the rows of a step.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from types import MappingProxyType
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -75,6 +77,12 @@ class AttentionShape:
             for position in range(context - q, context):
                 pairs += min(position + 1, self.sliding_window or position + 1)
         return 4 * pairs * self.num_heads * self.head_dim
+
+    def as_data(self) -> dict[str, Any]:
+        """Plain data; `rows` are [how many, q_len, context_len] of neighbours that are alike."""
+        rows = [[len(list(alike)), *row] for row, alike in groupby(self._rows)]
+        sizes = asdict(self)
+        return {"rows": rows} | {n: v for n, v in sizes.items() if not n.endswith("_lens")}
 
     def small(self) -> "AttentionShape":
         """The same case for interpret mode: fewer rows, at most two kv heads, short contexts.
@@ -185,8 +193,11 @@ def shape_of(model: str, work: str) -> AttentionShape:
 
 
 def _variants() -> dict[str, AttentionShape]:
-    """Other block sizes and cache dtypes, on the heads of Llama-3-8B."""
-    found = {}
+    """Other block sizes and cache dtypes on the heads of Llama-3-8B, and decodes whose contexts
+    exceed their window: 4,096 tokens of context are seen whole through one of 4,096.
+    """
+    long = replace(shape_of("mistral-7b", "decode_64x4k"), context_lens=(8192,) * 64)
+    found = {"mistral-7b/decode_64x8k": replace(long, max_model_len=16_384)}
     for work in ("decode_64x4k", "mixed_64+512"):
         base = shape_of("llama-3-8b", work)
         for block_size in (32, 64, 128):

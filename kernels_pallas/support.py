@@ -1,24 +1,21 @@
 """What each backend can do, found by asking it: `kernel=auto`, and a table.
 
-Owns: the question, and the list of cases of `paxserve check-kernels --support`. A backend that
-cannot raises NotImplementedError when it is traced, so nothing is compiled or run. Out: the
-reasons. Must not know: why.
+Owns: the question, and the list of cases of `paxserve check-kernels --support`. A backend says from
+shapes and dtypes what it refuses, and its kernels begin with the same check, so nothing is traced,
+compiled or run. Out: the reasons. Must not know: why.
 """
 
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from functools import partial
 from types import MappingProxyType
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
-from kernels_pallas import compile_targets
+from kernels_pallas import compile_targets, paged_attention, write_kv
 from kernels_pallas.checks import PALLAS, abstract_arguments
-from kernels_pallas.paged_attention import BACKENDS, choose_backend, paged_attention
+from kernels_pallas.paged_attention import BACKENDS, choose_backend
 from kernels_pallas.shapes import AttentionShape, shape_of
-from kernels_pallas.write_kv import write_kv
 
 _BASE = shape_of("llama-3-8b", "mixed_64+512")
 
@@ -82,20 +79,11 @@ def choose(platform: str, device_kind: str, shape: AttentionShape) -> Choice:
 
 def why_not(backend: str, device_kind: str | None, shape: AttentionShape) -> str | None:
     """The reason why a backend cannot write and read this shape; None: it can."""
+    q, kv_blocks, *_ = abstract_arguments(shape, backend)
+    k = jax.ShapeDtypeStruct((q.shape[0], shape.num_kv_heads, shape.head_dim), q.dtype)
     try:
-        q, kv_blocks, *table, kv_scales = abstract_arguments(shape, backend)
-        tokens = jax.ShapeDtypeStruct((q.shape[0], shape.num_kv_heads, shape.head_dim), q.dtype)
-        slots = jax.ShapeDtypeStruct(q.shape[:1], jnp.int32)
-        write = partial(write_kv, backend=backend, device_kind=device_kind)
-        jax.eval_shape(write, kv_blocks, tokens, tokens, slots, kv_scales=kv_scales)
-        attend = partial(
-            paged_attention,
-            scale=1.0,
-            sliding_window=shape.sliding_window,
-            backend=backend,
-            device_kind=device_kind,
-        )
-        jax.eval_shape(attend, q, kv_blocks, *table, kv_scales=kv_scales)
+        write_kv.check_supported(k, kv_blocks, backend=backend, device_kind=device_kind)
+        paged_attention.check_supported(q, kv_blocks, backend=backend, device_kind=device_kind)
     except NotImplementedError as error:
         return str(error)
     return None

@@ -18,28 +18,44 @@ import jax
 
 type Shaped = jax.Array | jax.ShapeDtypeStruct
 
+FARTHEST = 4  # times as many rows, or as few, as those whose tiles are taken
+
 
 def tile_key(
-    q: Shaped, kv_blocks: Shaped, block_table: Shaped, *, num_kv_heads: int, block_size: int
+    q: Shaped,
+    kv_blocks: Shaped,
+    block_table: Shaped,
+    *,
+    num_kv_heads: int,
+    block_size: int,
+    sliding_window: int | None,
 ) -> str:
-    """All that a table distinguishes but the number of rows; a decode has one token per row."""
+    """All that a table distinguishes but the number of rows: whether every row is a decode, heads,
+    block size, the context that the block table has room for (up to a power of two), the window,
+    and the dtypes of q and the cache.
+    """
     work = "decode" if q.shape[0] == block_table.shape[0] else "mixed"
+    room = 1 << (block_table.shape[1] * block_size - 1).bit_length()
+    window = "" if sliding_window is None else f" W{sliding_window}"
     return (
-        f"{work} N{q.shape[1]} K{num_kv_heads} H{q.shape[2]} S{block_size} {kv_blocks.dtype.name}"
+        f"{work} N{q.shape[1]} K{num_kv_heads} H{q.shape[2]} S{block_size} C{room}{window} "
+        f"{q.dtype.name} {kv_blocks.dtype.name}"
     )
 
 
 def measured_tiles(
     backend: str, key: str, *, num_rows: int, device_kind: str | None
 ) -> dict[str, int] | None:
-    """Fields of the tiles measured with the nearest number of rows; None: nothing was measured, or
-    nothing beat the default.
+    """Fields of the tiles measured with the nearest number of rows, `FARTHEST` at most; None: none
+    is so near, or there nothing beat the default.
     """
+
+    def distance(rows: str) -> float:
+        return abs(math.log2(int(rows) / num_rows))
+
     by_rows = _table(device_kind).get(backend, {}).get(key, {})
-    if not by_rows:
-        return None
-    nearest = min(by_rows, key=lambda rows: abs(math.log2(int(rows) / num_rows)))
-    fields: dict[str, int] = by_rows[nearest]
+    near = [rows for rows in by_rows if distance(rows) <= math.log2(FARTHEST)]
+    fields: dict[str, int] | None = by_rows[min(near, key=distance)] if near else None
     return fields
 
 
@@ -50,7 +66,7 @@ def file_name(device_kind: str) -> str:
 
 @cache
 def _table(device_kind: str | None) -> Mapping[str, Any]:
-    """backend -> key -> rows -> fields of its tiles."""
+    """backend -> key -> rows -> fields of its tiles; null: the default's were the fastest."""
     if device_kind is None:
         return {}
     file = files("kernels_pallas") / "tuned" / file_name(device_kind)

@@ -7,6 +7,7 @@ list of work items, the compiler may move out of the loop; a model step shares i
 likewise. Must not know: what is called.
 """
 
+import math
 import statistics
 import time
 from collections.abc import Callable
@@ -29,7 +30,11 @@ class Timing(NamedTuple):
 
 
 def seconds_per_call[Carry](
-    call: Callable[..., Carry], first: Carry, *fixed: Any, num_rounds: int = 15
+    call: Callable[..., Carry],
+    first: Carry,
+    *fixed: Any,
+    num_rounds: int = 15,
+    limit_s: float = math.inf,
 ) -> Timing:
     """Time `call` on the device where `first` lies.
 
@@ -38,7 +43,12 @@ def seconds_per_call[Carry](
         first: what it takes first. Donated: gone afterwards.
         fixed: arrays; passed on, so that they do not become constants of the program.
         num_rounds: measured rounds, each a loop of at least 20 ms, after one that is not counted.
+        limit_s: no round is begun that would end later than this, compiling included, so a slow
+            call has fewer of them.
+    Raises:
+        TimeoutError: not one round ended in time.
     """
+    ends_s = time.perf_counter() + limit_s
 
     def many(carry: Carry, num_calls: jax.Array, fixed: tuple[Any, ...]) -> Carry:
         return jax.lax.fori_loop(0, num_calls, lambda _, carry: call(carry, *fixed), carry)
@@ -52,7 +62,8 @@ def seconds_per_call[Carry](
 
     carry, _ = timed(first, 1)  # compiles
     num_calls = 1
-    while True:
+    seconds = 0.0
+    while time.perf_counter() < ends_s:
         carry, seconds = timed(carry, num_calls)
         if seconds >= _LEAST_ROUND_S or num_calls >= _MOST_CALLS:
             break
@@ -60,6 +71,10 @@ def seconds_per_call[Carry](
         num_calls = min(_MOST_CALLS, max(num_calls + 1, int(wanted)))
     found = []
     for _ in range(num_rounds):
+        if time.perf_counter() + seconds > ends_s:
+            break
         carry, seconds = timed(carry, num_calls)
         found.append(seconds / num_calls)
-    return Timing(statistics.median(found), min(found), max(found), num_rounds, num_calls)
+    if not found:
+        raise TimeoutError(f"no round of num_calls={num_calls} ended within limit_s={limit_s:g}")
+    return Timing(statistics.median(found), min(found), max(found), len(found), num_calls)

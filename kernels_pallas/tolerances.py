@@ -25,6 +25,13 @@ LOGIT_TOLERANCES = {
     _BFLOAT16: 5e-2,
 }
 
+# Of write_kv, |got - reference| / (|reference| + 1) of any number stored, scales applied, for
+# bfloat16 keys and values. Rotated keys are sums of two float32 products, which a kernel may round
+# in another order, so a sum near the middle of two bfloat16 numbers may become the other: a unit in
+# the last place, 2^-7 of the number at most. A quantised number that is rounded to another is
+# farther off, 2^-3 in fp8: no case of the checks has one.
+WRITE_TOLERANCE = 2.0**-7
+
 
 def tolerance(dtype: jnp.dtype) -> float:
     """The bound for queries of this dtype."""

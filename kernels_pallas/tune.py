@@ -20,7 +20,8 @@ from typing import Any, NamedTuple
 import jax
 
 from kernels_pallas import json_files
-from kernels_pallas.bench import USUAL, backend_for, host_shape, prepare_ours, prepared_shapes
+from kernels_pallas.bench import USUAL, backend_for, host_shape
+from kernels_pallas.bench_calls import prepare_ours, prepared_shapes
 from kernels_pallas.paged_attention import BACKENDS, backend_module
 from kernels_pallas.shapes import SHAPES, AttentionShape
 from kernels_pallas.tiles import file_name, tile_key
@@ -28,6 +29,7 @@ from kernels_pallas.timing import seconds_per_call
 
 TUNED = Path(__file__).parent / "tuned"
 WORTH_STORING = 0.97  # of the default's time: less is noise
+MOST_CANDIDATE_S = 40.0  # its compile included
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -96,13 +98,18 @@ def _search(works: Sequence[_Work], measured: dict[str, Any]) -> Iterator[tuple[
     """Work and candidate: those without a time, and those that raised last."""
     left: tuple[list[tuple[_Work, str]], ...] = ([], [])
     for work in works:
-        default = _default(work)
-        module, known = backend_module(work.backend), measured.get(work.key, {})
-        for tiles in (default, *module.candidate_tiles(default, work.shape.block_size)):
-            text = _text(tiles)
+        known = measured.get(work.key, {})
+        for text in _candidates(work):
             if not isinstance(known.get(text), float):
                 left[text in known].append((work, text))
-    yield from dict.fromkeys([*left[0], *left[1]])
+    yield from (*left[0], *left[1])
+
+
+def _candidates(work: _Work) -> dict[str, None]:
+    """Tiles to be tried, each once; the default's are the first."""
+    default = _default(work)
+    others = backend_module(work.backend).candidate_tiles(default, work.shape.block_size)
+    return dict.fromkeys(_text(tiles) for tiles in (default, *others))
 
 
 def _text(tiles: Any) -> str:
@@ -114,7 +121,7 @@ def _seconds(work: _Work, tiles: dict[str, int]) -> float | str:
     chosen = backend_module(work.backend).Tiles(**tiles)
     try:
         call = prepare_ours(work.shape, work.backend, tiles=chosen)
-        return seconds_per_call(*call, num_rounds=7).median_s
+        return seconds_per_call(*call, num_rounds=7, limit_s=MOST_CANDIDATE_S).median_s
     except Exception as error:
         return f"{type(error).__name__}: {str(error)[:200]}"
 
@@ -128,7 +135,9 @@ def _timed(work: _Work, measured: dict[str, Any]) -> dict[str, float]:
 def _best(
     table: dict[str, Any], measured: dict[str, Any], works: Sequence[_Work]
 ) -> dict[str, Any]:
-    """The table's tiles with this search's in place of older ones, where they beat the default."""
+    """The table's tiles with this search's in place of older ones: the fastest where they beat the
+    default, null where all were tried and none does. A search that was cut says neither.
+    """
     found: dict[str, Any] = table.get("tiles", {})
     for work in works:
         timed = _timed(work, measured)
@@ -141,6 +150,8 @@ def _best(
         by_rows.pop(rows, None)
         if timed[best] < WORTH_STORING * default_s:
             by_rows[rows] = json.loads(best)
+        elif measured[work.key].keys() >= _candidates(work).keys():
+            by_rows[rows] = None
     return found
 
 
@@ -160,6 +171,7 @@ def _table_key(work: _Work) -> str:
         block_table,
         num_kv_heads=work.shape.num_kv_heads,
         block_size=work.shape.block_size,
+        sliding_window=work.shape.sliding_window,
     )
 
 

@@ -7,16 +7,17 @@ a check does (`kernels_pallas/checks.py`), in which process (`check_processes.py
 import argparse
 import fnmatch
 import json
+import math
 import multiprocessing
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
 from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rich.table import Table
 
@@ -74,7 +75,7 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
         return 0
     if arguments.step:
         return _check_steps(arguments)
-    from kernels_pallas.checks import checks
+    from kernels_pallas.checks import NO_COMPILER, checks
 
     pattern = arguments.only or "*"
     chosen = [c for c in checks(quick=arguments.quick) if fnmatch.fnmatch(str(c), f"*{pattern}*")]
@@ -91,20 +92,27 @@ def _check_kernels(arguments: argparse.Namespace) -> int:
             terminal.say(f"FAILED {outcome.check}: {outcome.summary}")
     terminal.close()
     _print(outcomes)
+    for line in _worst(outcomes):
+        print(line)
+    for line in sorted({o.detail for o in outcomes if o.verdict == NO_COMPILER}):
+        print(line)
     counts = Counter(outcome.verdict for outcome in outcomes)
     seconds = time.perf_counter() - started_s
-    print(f"{counts['ok']} ok, {counts['FAILED']} failed; {seconds:.0f} s")
+    missing = f", {counts[NO_COMPILER]} without a compiler" if counts[NO_COMPILER] else ""
+    print(f"{counts['ok']} ok, {counts['FAILED']} failed{missing}; {seconds:.0f} s")
+    if missing:
+        print(_INSTALL)
     if arguments.json is not None:
-        found = [asdict(outcome) for outcome in outcomes]
-        write_text(arguments.json, json.dumps(found, indent=1) + "\n")
-    return 1 if counts["FAILED"] else 0
+        found = [_as_data(outcome) for outcome in outcomes]
+        write_text(arguments.json, json.dumps(found, indent=1, allow_nan=False) + "\n")
+    return 0 if counts["ok"] == len(outcomes) else 1
 
 
 def _check_steps(arguments: argparse.Namespace) -> int:
     """One after the other, since each takes all cores; ends with 1 if one cannot be compiled, does
     not fit where it must or the other way round, or takes more than an engine sets aside.
     """
-    from kernels_pallas.compile_targets import TARGETS
+    from kernels_pallas.compile_targets import TARGETS, NoCompiler
     from kernels_pallas.paged_attention import choose_backend
     from paxserve.device.whole_step import check_step, fault, named_cases
 
@@ -119,6 +127,8 @@ def _check_steps(arguments: argparse.Namespace) -> int:
         try:
             row = check_step(name, target, case, backend=choose_backend(TARGETS[target].platform))
             wrong = fault(row, must_fit=must_fit)
+        except NoCompiler as error:
+            wrong = f"{error}\n{_INSTALL}"
         except Exception as error:
             wrong = f"{type(error).__name__}: {error}"
         if wrong is not None:
@@ -147,6 +157,10 @@ def _cells(row: "StepRow") -> list[str]:
     return [row.name, f"{row.target} x {row.num_devices}", *sizes, *compiled]
 
 
+_INSTALL = (
+    "no compiler: pip install --no-deps --target .venv/.compilers -r requirements-compilers.lock, "
+    "and run with PYTHONPATH=.venv/.compilers (`make check-kernels` does both)"
+)
 _STEP_COLUMNS = ("step", "devices", "GiB each", "weights", "KV", "temporary", "total", "seconds")
 
 
@@ -166,15 +180,40 @@ def in_compiler_process[T](function: Callable[..., T], *arguments: object) -> T:
 
 
 def _print(outcomes: "Sequence[Outcome]") -> None:
-    """A line per subject; a column per target, in it the seconds or the verdict."""
+    """A line per subject; a column per target, in it the error beside its bound, or the seconds of
+    the compiler, or the verdict.
+    """
     targets = list(dict.fromkeys(outcome.check.target for outcome in outcomes))
     found: dict[tuple[str, str], dict[str, str]] = {}
     for outcome in outcomes:
         check = outcome.check
         kind = check.kind if check.kind == "compile" else f"{check.kind} {check.backend}"
-        cell = f"{outcome.seconds:.1f} s" if outcome.verdict == "ok" else outcome.verdict
+        cell = "" if outcome.verdict == "ok" else outcome.verdict
+        if outcome.error is not None:
+            cell = f"{cell} {outcome.error:.1e} of {outcome.bound:.0e}".lstrip()
+        cell = cell or f"{outcome.seconds:.1f} s"
         found.setdefault((kind, check.case), {})[check.target] = cell
     table = Table("check", "subject", *targets, box=None)
     for (kind, subject), cells in sorted(found.items()):
         table.add_row(kind, subject, *[cells.get(target, "") for target in targets])
     table_console().print(table)
+
+
+def _as_data(outcome: "Outcome") -> dict[str, Any]:
+    """JSON has no infinity, the error of an answer that is not finite: the detail says it."""
+    is_finite = outcome.error is not None and math.isfinite(outcome.error)
+    return asdict(outcome) | {"error": outcome.error if is_finite else None}
+
+
+def _worst(outcomes: "Sequence[Outcome]") -> Iterator[str]:
+    """The largest share of its bound, for each kind of check and backend that compares numbers."""
+    found: dict[str, tuple[float, Outcome]] = {}
+    for outcome in outcomes:
+        if outcome.error is None or outcome.bound is None:
+            continue
+        name = f"{outcome.check.kind} {outcome.check.backend}"
+        share = outcome.error / outcome.bound
+        if name not in found or not share <= found[name][0]:  # a NaN is the worst
+            found[name] = share, outcome
+    for name, (share, outcome) in sorted(found.items()):
+        yield f"worst of {name}: {outcome.detail} ({share:.0%}), {outcome.check.case}"

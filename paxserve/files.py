@@ -10,7 +10,7 @@ there.
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -26,8 +26,13 @@ def boundary(what: str, path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """A UTF-8 file with this text."""
+    write_lines(path, (text,), end="")
+
+
+def write_lines(path: Path, lines: Iterable[str], *, end: str = "\n") -> None:
+    """A UTF-8 file of these lines, each written as it comes."""
     with whole(path) as temporary, temporary.open("w", encoding="utf-8") as file:
-        file.write(text)
+        file.writelines(f"{line}{end}" for line in lines)
 
 
 def write_arrow(path: Path, table: pa.Table) -> None:

@@ -12,8 +12,8 @@ know: how to run anything.
 | decisions.parquet | event |
 | blocks.parquet | change of a block's holder, if `record_blocks` is set |
 | arrivals.jsonl | request that ended well: what is needed to send it again |
-| outputs.jsonl | request: its text, how it ended, log-probabilities; `others`: the same of its |
-| | further sequences; refused requests too |
+| outputs.jsonl | request: its text, tokens, how it ended, log-probabilities; `others`: the same |
+| | of its further sequences; refused requests too |
 | config.yaml | run: as asked for: the choices made and every setting |
 | engine.json | run: as applied: limits, buckets, kernel and policies, read back from the engine |
 | env.json | run: commit, versions, device |
@@ -28,7 +28,6 @@ import json
 import os
 import platform
 import secrets
-import subprocess
 import sys
 import time
 from collections.abc import Iterator, Mapping
@@ -40,11 +39,12 @@ from typing import Any
 import pyarrow as pa
 from omegaconf import OmegaConf
 
+from kernels_pallas.checkout import commit_of
 from paxserve.block_log import BlockChange
 from paxserve.engine import Engine
 from paxserve.events import Event
 from paxserve.experiment import Run
-from paxserve.files import write_text
+from paxserve.files import write_lines, write_text
 from paxserve.ledger import SlotCounts
 from paxserve.metrics import RequestRecord, request_record
 from paxserve.outputs import CompletionOutput, RequestOutput
@@ -107,23 +107,18 @@ def _write_requests(run: Run, path: Path) -> None:
     write_batches(path / "requests.parquet", schema, batches_of(records, schema))
     schema = schema_of(Event)
     write_batches(path / "decisions.parquet", schema, batches_of(engine.events, schema))
-    lines = [json.dumps(_output_line(engine.output(request))) for request in engine.requests]
-    lines += [
-        json.dumps({"id": arrival.request_id, "finish_reason": "error", "error": str(error)})
-        for arrival, error in run.refused
-    ]
-    write_text(path / "outputs.jsonl", "".join(f"{line}\n" for line in lines))
+    write_lines(path / "outputs.jsonl", map(_compact, _output_lines(run)))
     if engine.block_log is not None:
         schema = schema_of(BlockChange)
         changes = batches_of(engine.block_log.changes, schema)
         write_batches(path / "blocks.parquet", schema, changes)
     served = [request for request in engine.requests if request.error is None]
-    arrivals = [
+    arrivals = (
         arrival_line(arrival_of(request, start_s=run.start_s))
         for request in served
         if request.finish_reason is not None and request.num_output_tokens
-    ]
-    write_text(path / "arrivals.jsonl", "".join(f"{line}\n" for line in arrivals))
+    )
+    write_lines(path / "arrivals.jsonl", arrivals)
 
 
 def _write_steps(engine: Engine, path: Path) -> None:
@@ -151,6 +146,17 @@ def write_table(path: Path, record: type, rows: list[dict[str, Any]]) -> None:
     write_batches(path, schema, pa.Table.from_pylist(rows, schema=schema).to_batches())
 
 
+def _output_lines(run: Run) -> Iterator[dict[str, Any]]:
+    for request in run.engine.requests:
+        yield _output_line(run.engine.output(request))
+    for arrival, error in run.refused:
+        yield {"id": arrival.request_id, "finish_reason": "error", "error": str(error)}
+
+
+def _compact(line: dict[str, Any]) -> str:
+    return json.dumps(line, separators=(",", ":"))
+
+
 def _output_line(output: RequestOutput) -> dict[str, Any]:
     lines = [_completion_line(completion) for completion in output.outputs]
     line: dict[str, Any] = {"id": output.request_id, **lines[0], "error": output.error}
@@ -162,6 +168,7 @@ def _output_line(output: RequestOutput) -> dict[str, Any]:
 def _completion_line(completion: CompletionOutput) -> dict[str, Any]:
     line: dict[str, Any] = {
         "text": completion.text,
+        "token_ids": completion.token_ids,
         "finish_reason": completion.finish_reason,
         "stop_reason": completion.stop_reason,
     }
@@ -175,14 +182,16 @@ def _completion_line(completion: CompletionOutput) -> dict[str, Any]:
     return line
 
 
-_APPLIED = (
-    "backend",
-    "kv_cache_dtype",
-    "tensor_parallel_size",
-    "num_device_blocks",
-    "strict",
-    "debug",
-)  # of an executor
+# Attributes of an executor, by the name that the config and the settings have for them.
+_APPLIED = {
+    "kernel": "backend",
+    "dtype": "dtype",
+    "kv_cache_dtype": "kv_cache_dtype",
+    "tensor_parallel_size": "tensor_parallel_size",
+    "num_device_blocks": "num_device_blocks",
+    "strict": "strict",
+    "debug": "debug",
+}
 
 
 def applied(engine: Engine) -> dict[str, Any]:
@@ -196,9 +205,9 @@ def applied(engine: Engine) -> dict[str, Any]:
         },
         "executor": type(executor).__name__,
     }
-    for name in _APPLIED:
-        if hasattr(executor, name):
-            described[name] = getattr(executor, name)
+    for name, attribute in _APPLIED.items():
+        if hasattr(executor, attribute):
+            described[name] = getattr(executor, attribute)
     if hasattr(executor, "buckets"):
         described["buckets"] = [list(bucket) for bucket in executor.buckets.shapes]
     return described
@@ -216,10 +225,10 @@ def check_writable(option: str, file: Path) -> None:
 
 def environment(device: str | None) -> dict[str, Any]:
     """With what this ran; `device` is None where there was none."""
-    status = _git("status", "--porcelain")
+    commit = commit_of(Path(__file__))
     return {
-        "git_commit": _git("rev-parse", "HEAD"),
-        "git_dirty": None if status is None else bool(status),
+        "git_commit": commit and commit.git_commit,
+        "git_dirty": commit and commit.git_dirty,
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "num_cpus": os.cpu_count(),
@@ -239,19 +248,3 @@ def _version(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _git(*arguments: str) -> str | None:
-    """Asked of the checkout that this file belongs to; None if it belongs to none."""
-    here = Path(__file__).parent
-    if _output(["git", "-C", str(here), "ls-files", "--error-unmatch", __file__]) is None:
-        return None
-    return _output(["git", "-C", str(here), *arguments])
-
-
-def _output(command: list[str]) -> str | None:
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=True)
-    except (OSError, subprocess.CalledProcessError):
-        return None
-    return done.stdout.strip()

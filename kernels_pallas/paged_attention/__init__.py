@@ -13,16 +13,23 @@ A step is rows; a row is the last `q_len` tokens of one sequence's context:
       its own. Prompt (q_len = context), chunk, decode (q_len = 1) and mixes are the same thing.
 """
 
+import sys
 from types import ModuleType
 from typing import Any
 
 import jax
 
+from kernels_pallas.hints import NotTheFunction, runs_where_it_can
 from kernels_pallas.paged_attention import pallas_gpu, pallas_tpu, reference, xla
-from kernels_pallas.paged_attention.validation import check_batch, validate
-from kernels_pallas.tiles import measured_tiles, tile_key
+from kernels_pallas.paged_attention.validation import check_batch, check_device_kind, validate
+from kernels_pallas.tiles import Shaped, measured_tiles, tile_key
 
-__all__ = ["BACKENDS", "backend_module", "check_batch", "choose_backend", "paged_attention"]
+__all__ = [
+    "BACKENDS", "backend_module", "check_batch", "check_supported", "choose_backend",
+    "chosen_tiles", "paged_attention",
+]  # fmt: skip
+
+sys.modules[__name__].__class__ = NotTheFunction
 
 _MODULES: dict[str, ModuleType] = {
     "reference": reference,
@@ -47,8 +54,9 @@ def choose_backend(platform: str) -> str:
 
 
 def backend_module(backend: str) -> ModuleType:
-    """The module behind a backend name: it exports `paged_attention`, and as `LAYOUT` the module
-    that says how its cache lies, in the names of `layout.py`.
+    """The module behind a backend name: it exports `paged_attention`, as `LAYOUT` the module that
+    says how its cache lies, in the names of `layout.py`, and `check_supported` where it refuses
+    anything.
 
     Raises:
         ValueError: an unknown name.
@@ -56,6 +64,18 @@ def backend_module(backend: str) -> ModuleType:
     if backend not in _MODULES:
         raise ValueError(f"paged_attention {backend=} is unknown; use one of {BACKENDS}")
     return _MODULES[backend]
+
+
+def check_supported(q: Shaped, kv_blocks: Shaped, *, backend: str, device_kind: str | None) -> None:
+    """Whether a backend runs a call with such queries and cache, from shapes and dtypes alone.
+
+    Raises:
+        ValueError: an unknown backend.
+        NotImplementedError: it cannot, as the call itself would say when it is traced.
+    """
+    module = backend_module(backend)
+    if hasattr(module, "check_supported"):
+        module.check_supported(q, kv_blocks, device_kind=device_kind)
 
 
 def paged_attention(
@@ -105,7 +125,8 @@ def paged_attention(
         [T, N, H] in q's dtype; zeros for padding tokens (t >= cu_q_lens[num_rows]). Softmax and
         accumulation are float32.
     Raises:
-        ValueError: shapes or dtypes disagree, or an unknown backend.
+        ValueError: shapes or dtypes disagree, or an unknown backend; a Pallas backend on a CPU,
+            which `kernels_pallas.interpret.interpreted` simulates.
         NotImplementedError: the backend cannot run this case.
     Invariants:
         A row's output depends on its own queries and context only: another row, the padding, the
@@ -121,21 +142,69 @@ def paged_attention(
         q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows, scale=scale,
         sliding_window=sliding_window, kv_scales=kv_scales, layout=module.LAYOUT,
     )  # fmt: skip
+    check_device_kind(device_kind)
+    _check_tiles(tiles, backend)
     if q.shape[0] == 0:
         return q
     if tiles is None:
-        dims = module.LAYOUT.kv_dims(kv_blocks.shape)
-        key = tile_key(
+        tiles = _measured(
             q, kv_blocks, block_table,
-            num_kv_heads=dims.num_kv_heads, block_size=dims.block_size,
+            sliding_window=sliding_window, backend=backend, device_kind=device_kind,
         )  # fmt: skip
-        fields = measured_tiles(
-            backend, key, num_rows=block_table.shape[0], device_kind=device_kind
-        )
-        tiles = None if fields is None else module.Tiles(**fields)
-    out: jax.Array = module.paged_attention(
-        q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
-        scale=scale, sliding_window=sliding_window, kv_scales=kv_scales, device_kind=device_kind,
-        tiles=tiles,
-    )  # fmt: skip
+    with runs_where_it_can(backend):
+        out: jax.Array = module.paged_attention(
+            q, kv_blocks, block_table, context_lens, cu_q_lens, num_rows,
+            scale=scale, sliding_window=sliding_window, kv_scales=kv_scales,
+            device_kind=device_kind, tiles=tiles,
+        )  # fmt: skip
     return out
+
+
+def _check_tiles(tiles: Any, backend: str) -> None:
+    wanted = getattr(backend_module(backend), "Tiles", None)
+    if tiles is None or (wanted is not None and isinstance(tiles, wanted)):
+        return
+    names = "None" if wanted is None else f"None or {wanted.__module__}.Tiles"
+    raise ValueError(f"tiles must be {names} for {backend=}; got {tiles=}")
+
+
+def chosen_tiles(
+    q: Shaped,
+    kv_blocks: Shaped,
+    block_table: Shaped,
+    *,
+    sliding_window: int | None,
+    backend: str,
+    device_kind: str | None,
+) -> Any:
+    """The `Tiles` with which `paged_attention` runs on a device where none are given; None: the
+    backend has none. Arguments as there, or their shapes and dtypes.
+    """
+    found = _measured(
+        q, kv_blocks, block_table,
+        sliding_window=sliding_window, backend=backend, device_kind=device_kind,
+    )  # fmt: skip
+    module = backend_module(backend)
+    if found is None and hasattr(module, "default_tiles"):
+        found = module.default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
+    return found
+
+
+def _measured(
+    q: Shaped,
+    kv_blocks: Shaped,
+    block_table: Shaped,
+    *,
+    sliding_window: int | None,
+    backend: str,
+    device_kind: str | None,
+) -> Any:
+    """Tiles of the device's table; None: it has none for this call."""
+    module = backend_module(backend)
+    dims = module.LAYOUT.kv_dims(kv_blocks.shape)
+    key = tile_key(
+        q, kv_blocks, block_table, num_kv_heads=dims.num_kv_heads, block_size=dims.block_size,
+        sliding_window=sliding_window,
+    )  # fmt: skip
+    fields = measured_tiles(backend, key, num_rows=block_table.shape[0], device_kind=device_kind)
+    return None if fields is None else module.Tiles(**fields)

@@ -115,12 +115,12 @@ def paged_attention(
     tiles: Tiles | None = None,
 ) -> jax.Array:
     """See `kernels_pallas.paged_attention.paged_attention`; `tiles` is for tuning."""
+    check_supported(q, kv_blocks, device_kind=device_kind)
     dims = kv_dims(kv_blocks.shape)
     num_tokens, num_heads, _ = q.shape
     max_rows = context_lens.shape[0]
     group = num_heads // dims.num_kv_heads
     interpreted = is_interpreted()
-    _check_supported(q, dims, device_kind)
     if tiles is None:
         tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
         if interpreted:
@@ -168,13 +168,27 @@ def passes_of(
     ]
 
 
-def _check_supported(q: jax.Array, dims: KvDims, device_kind: str | None) -> None:
-    """Everything this backend refuses, by device, shapes and dtypes."""
+def is_hopper(device_kind: str) -> bool:
+    """Whether this is JAX's name of such a device."""
+    return not set(HOPPER).isdisjoint(device_kind.split())
+
+
+def check_supported(
+    q: jax.Array | jax.ShapeDtypeStruct,
+    kv_blocks: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    device_kind: str | None,
+) -> None:
+    """Everything this backend refuses, by device, shapes and dtypes.
+
+    Raises:
+        NotImplementedError: it is refused.
+    """
+    dims = kv_dims(kv_blocks.shape)
     group = q.shape[1] // dims.num_kv_heads
     size = dims.block_size
-    is_hopper = device_kind is None or not set(HOPPER).isdisjoint(device_kind.split())
     for is_met, need in (
-        (is_hopper, f"a Hopper GPU (wgmma), got {device_kind}"),
+        (device_kind is None or is_hopper(device_kind), f"a Hopper GPU (wgmma), got {device_kind}"),
         (q.dtype == jnp.bfloat16, f"bfloat16 queries (wgmma has no float32), got {q.dtype}"),
         (
             size in SMALL_BLOCKS or size % 128 == 0,

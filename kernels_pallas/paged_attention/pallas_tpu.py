@@ -191,9 +191,9 @@ def paged_attention(
             one of `BLOCK_SIZES`.
         ValueError: tiles that break their rules.
     """
+    check_supported(q, kv_blocks, device_kind=device_kind)
     num_tokens, num_heads, head_dim = q.shape
     _, block_size, num_kv_heads, _ = kv_dims(kv_blocks.shape)
-    check_supported(block_size=block_size, head_dim=head_dim)
     max_rows = block_table.shape[0]
     if tiles is None:
         tiles = default_tiles(q, kv_blocks, block_table, device_kind=device_kind)
@@ -244,13 +244,20 @@ def paged_attention(
     return _put_together(out, parts, shares, context_lens, cu_q_lens, statics)
 
 
-def check_supported(*, block_size: int, head_dim: int) -> None:
-    """Shapes that both kernels of this backend take.
+def check_supported(
+    tokens: jax.Array | jax.ShapeDtypeStruct,
+    kv_blocks: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    device_kind: str | None,
+) -> None:
+    """What both kernels of this backend take, on any TPU: of `tokens`, queries or keys, all.
 
     Raises:
         NotImplementedError: others; a tile of the cache would not be filled by whole lanes and
             rows.
     """
+    del tokens, device_kind
+    _, block_size, _, head_dim = kv_dims(kv_blocks.shape)
     if block_size not in BLOCK_SIZES:
         raise NotImplementedError(
             f"pallas_tpu: block_size must be one of {BLOCK_SIZES}, got {block_size=}"

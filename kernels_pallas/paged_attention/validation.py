@@ -5,6 +5,7 @@
 wrong block id is clamped silently. Errors print names and values. Must not know: any backend.
 """
 
+from numbers import Real
 from typing import Protocol
 
 import jax
@@ -39,6 +40,32 @@ def _is_integer(value: object) -> bool:
     return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
+def check_arrays(**arrays: object) -> None:
+    """Each is an array, or None.
+
+    Raises:
+        ValueError: one is not.
+    """
+    for name, array in arrays.items():
+        if array is None or (hasattr(array, "shape") and hasattr(array, "dtype")):
+            continue
+        told = ": write_kv returns kv_blocks and kv_scales" if isinstance(array, tuple) else ""
+        raise ValueError(f"{name} must be an array; got a {type(array).__name__}{told}")
+
+
+def check_device_kind(device_kind: object) -> None:
+    """It is a name, or None.
+
+    Raises:
+        ValueError: it is not.
+    """
+    _require(
+        device_kind is None or isinstance(device_kind, str),
+        "device_kind must be None or what a jax.Device calls itself in its device_kind",
+        device_kind=device_kind,
+    )
+
+
 def validate(
     q: jax.Array,
     kv_blocks: jax.Array,
@@ -57,6 +84,10 @@ def validate(
     Raises:
         ValueError: with the rule broken and the shapes or dtypes that break it.
     """
+    check_arrays(
+        q=q, kv_blocks=kv_blocks, block_table=block_table, context_lens=context_lens,
+        cu_q_lens=cu_q_lens, kv_scales=kv_scales,
+    )  # fmt: skip
     _require(q.ndim == 3, "q must be [T, N, H]", q=q.shape)
     dims = layout.kv_dims(kv_blocks.shape)
     _, num_heads, head_dim = q.shape
@@ -107,7 +138,8 @@ def validate(
         "sliding_window must be None or an integer >= 1",
         sliding_window=sliding_window,
     )
-    _require(bool(np.isfinite(scale)), "scale must be finite", scale=scale)
+    is_number = isinstance(scale, Real | np.generic | jax.Array)
+    _require(is_number and bool(np.isfinite(scale)), "scale must be a finite number", scale=scale)
 
 
 def check_kv_dtype(

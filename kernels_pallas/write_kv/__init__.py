@@ -6,16 +6,26 @@ slot already says block and offset), the layout of the array (the attention back
 name).
 """
 
+import sys
 from types import ModuleType
 
 import jax
 import jax.numpy as jnp
 
+from kernels_pallas.hints import NotTheFunction, runs_where_it_can
 from kernels_pallas.paged_attention import backend_module as attention_module
-from kernels_pallas.paged_attention.validation import SUPPORTED_DTYPES, check_kv_dtype
+from kernels_pallas.paged_attention.validation import (
+    SUPPORTED_DTYPES,
+    check_arrays,
+    check_device_kind,
+    check_kv_dtype,
+)
+from kernels_pallas.tiles import Shaped
 from kernels_pallas.write_kv import pallas_gpu, pallas_tpu, reference, xla
 
-__all__ = ["BACKENDS", "backend_module", "write_kv"]
+__all__ = ["BACKENDS", "backend_module", "check_supported", "write_kv"]
+
+sys.modules[__name__].__class__ = NotTheFunction
 
 _MODULES: dict[str, ModuleType] = {
     "reference": reference,
@@ -27,7 +37,8 @@ BACKENDS: tuple[str, ...] = tuple(_MODULES)
 
 
 def backend_module(backend: str) -> ModuleType:
-    """The module behind a backend name: it exports `write_kv`.
+    """The module behind a backend name: it exports `write_kv`, and `check_supported` where it
+    refuses anything.
 
     Raises:
         ValueError: an unknown name.
@@ -35,6 +46,18 @@ def backend_module(backend: str) -> ModuleType:
     if backend not in _MODULES:
         raise ValueError(f"write_kv {backend=} is unknown; use one of {BACKENDS}")
     return _MODULES[backend]
+
+
+def check_supported(k: Shaped, kv_blocks: Shaped, *, backend: str, device_kind: str | None) -> None:
+    """Whether a backend writes such keys into such a cache, from shapes and dtypes alone.
+
+    Raises:
+        ValueError: an unknown backend.
+        NotImplementedError: it cannot, as the call itself would say when it is traced.
+    """
+    module = backend_module(backend)
+    if hasattr(module, "check_supported"):
+        module.check_supported(k, kv_blocks, device_kind=device_kind)
 
 
 def write_kv(
@@ -64,12 +87,16 @@ def write_kv(
         backend: one of `BACKENDS`, the same name as the attention backend.
         device_kind: see `paged_attention`.
     Returns:
-        kv_blocks and kv_scales with the slots replaced, every other slot untouched.
+        kv_blocks and kv_scales, both (None where none were given), with the slots replaced, every
+        other slot untouched.
     Raises:
-        ValueError: shapes or dtypes disagree, or an unknown backend.
+        ValueError: shapes or dtypes disagree, or an unknown backend; a Pallas backend on a CPU,
+            which `kernels_pallas.interpret.interpreted` simulates.
         NotImplementedError: the backend cannot run this case.
     Donates: nothing itself; where the caller's jit donates kv_blocks the write is in place.
     """
+    check_arrays(kv_blocks=kv_blocks, k=k, v=v, slots=slots, kv_scales=kv_scales)
+    check_device_kind(device_kind)
     module, layout = backend_module(backend), attention_module(backend).LAYOUT
     dims = layout.kv_dims(kv_blocks.shape)
     expected = (k.shape[0], dims.num_kv_heads, dims.head_dim)
@@ -88,9 +115,10 @@ def write_kv(
         _check_rotation(rotation, num_tokens=k.shape[0], head_dim=dims.head_dim)
     if k.shape[0] == 0:
         return kv_blocks, kv_scales
-    out: tuple[jax.Array, jax.Array | None] = module.write_kv(
-        kv_blocks, k, v, slots, rotation=rotation, kv_scales=kv_scales, device_kind=device_kind
-    )
+    with runs_where_it_can(backend):
+        out: tuple[jax.Array, jax.Array | None] = module.write_kv(
+            kv_blocks, k, v, slots, rotation=rotation, kv_scales=kv_scales, device_kind=device_kind
+        )
     return out
 
 

@@ -38,9 +38,8 @@ def write_kv(
     device_kind: str | None = None,
 ) -> tuple[jax.Array, jax.Array | None]:
     """See `kernels_pallas.write_kv.write_kv`."""
-    del device_kind
+    check_supported(k, kv_blocks, device_kind=device_kind)
     dims = kv_dims(kv_blocks.shape)
-    _check_supported(kv_blocks, k, dims)
     if kv_scales is not None:
         k = k if rotation is None else rotate(k, *rotation)
         rotation = None
@@ -51,8 +50,19 @@ def write_kv(
     return _scatter(kv_blocks, k, v, slots, rotation, dims), kv_scales
 
 
-def _check_supported(kv_blocks: jax.Array, k: jax.Array, dims: KvDims) -> None:
-    """Everything this backend refuses, by shapes and dtypes."""
+def check_supported(
+    k: jax.Array | jax.ShapeDtypeStruct,
+    kv_blocks: jax.Array | jax.ShapeDtypeStruct,
+    *,
+    device_kind: str | None,
+) -> None:
+    """Everything this backend refuses, by shapes and dtypes; of devices `paged_attention` does.
+
+    Raises:
+        NotImplementedError: it is refused.
+    """
+    del device_kind
+    dims = kv_dims(kv_blocks.shape)
     token_bytes = dims.num_kv_heads * dims.head_dim * kv_blocks.dtype.itemsize
     for is_met, need in (
         (k.dtype == jnp.bfloat16, f"bfloat16 keys and values, got {k.dtype}"),

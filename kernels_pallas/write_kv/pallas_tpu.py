@@ -37,7 +37,7 @@ from kernels_pallas.paged_attention.tpu_layout import LANES, SCALE_RUN, kv_dims
 from kernels_pallas.quantised import quantise
 from kernels_pallas.rotary import rotate_pairs
 
-__all__ = ["write_kv"]
+__all__ = ["check_supported", "write_kv"]
 
 TILE_BYTES = 2**20  # of a tile's keys, as float32
 MAX_TILE_TOKENS = 256
@@ -121,8 +121,8 @@ def write_kv(
     Raises:
         NotImplementedError: what `paged_attention` of this backend cannot read.
     """
+    check_supported(k, kv_blocks, device_kind=device_kind)
     num_blocks, block_size, num_kv_heads, head_dim = kv_dims(kv_blocks.shape)
-    check_supported(block_size=block_size, head_dim=head_dim)
     num_tokens = k.shape[0]
     group = min(32 // kv_blocks.dtype.itemsize, block_size)
     wanted = power_of_two(TILE_BYTES // (num_kv_heads * head_dim * 4))

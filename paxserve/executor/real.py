@@ -105,11 +105,12 @@ class Real:
             raise ValueError(
                 f"num_device_blocks={num_blocks} is below the host's num_blocks={limits.num_blocks}"
             )
+        self.dtype = str(parameters["embed"].dtype)
         layout = KvLayout(
             share(config, tensor_parallel_size),
             limits.block_size,
             backend,
-            kv_dtype(kv_cache_dtype, activations=str(parameters["embed"].dtype)),
+            kv_dtype(kv_cache_dtype, activations=self.dtype),
         )
         model = Llama(
             config,

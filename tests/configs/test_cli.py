@@ -201,7 +201,13 @@ def test_a_real_run_writes_the_same_files(cli, workplace):
     }
     texts = [json.loads(line) for line in (path / "outputs.jsonl").read_text().splitlines()]
     ended = {"text": "", "finish_reason": "length", "stop_reason": None, "error": None}
-    assert texts == [{"id": name, **ended} for name in "abc"]
+    assert texts == [
+        {"id": row["request_id"], "token_ids": row["output_token_ids"], **ended} for row in rows
+    ]
+    assert [text["id"] for text in texts] == ["a", "b", "c"]
+    applied = json.loads((path / "engine.json").read_text())
+    assert (applied["kernel"], applied["dtype"]) == ("xla", "float32")
+    assert "backend" not in applied
 
 
 def test_the_seed_and_the_policies_reach_a_real_run(cli, workplace):

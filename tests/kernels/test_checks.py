@@ -18,10 +18,12 @@ from axes import ROOT
 from kernels_pallas import checks, compile_targets, problems, support
 from kernels_pallas.checks import Check, run_check
 from kernels_pallas.compile_environment import COMPILE_ENVIRONMENT
-from kernels_pallas.paged_attention import pallas_tpu, xla
+from kernels_pallas.paged_attention import paged_attention, pallas_gpu, pallas_tpu, xla
 from kernels_pallas.paged_attention.validation import check_batch
 from kernels_pallas.problems import make_problem
 from kernels_pallas.shapes import SHAPES
+from kernels_pallas.tolerances import tolerance
+from kernels_pallas.write_kv import write_kv
 from kernels_pallas.write_kv import xla as write_xla
 from paxserve import check_processes, cli
 
@@ -36,7 +38,38 @@ WRITE = Check(
 
 @pytest.mark.parametrize("check", [NUMERICS, WRITE], ids=["numerics", "write"])
 def test_a_right_kernel_passes(check):
-    assert run_check(check).verdict == "ok"
+    outcome = run_check(check)
+    assert outcome.verdict == "ok"
+    assert outcome.error <= outcome.bound
+
+
+def test_the_bound_of_writes_is_the_table_s(monkeypatch):
+    monkeypatch.setattr(checks, "WRITE_TOLERANCE", -1.0)
+    outcome = run_check(WRITE)
+    assert (outcome.verdict, outcome.bound) == ("FAILED", -1.0)
+
+
+@pytest.mark.parametrize("target", ["v5e", "h100"])
+def test_a_compiler_that_is_not_installed_is_no_failed_kernel(monkeypatch, target):
+    def missing(**options):
+        raise RuntimeError("no such platform")
+
+    def check():
+        compile_targets.devices.cache_clear()
+        backend = "pallas_gpu" if target == "h100" else "pallas_tpu"
+        name = "llama-3-8b/decode_64x4k"
+        return run_check(Check(kind="compile", backend=backend, subject=name, target=target))
+
+    monkeypatch.setattr(compile_targets.topologies, "get_topology_desc", missing)
+    monkeypatch.setattr(compile_targets, "find_spec", lambda module: None)
+    outcome = check()
+    assert outcome.verdict == "no compiler"
+    assert outcome.summary.startswith(f"cannot compile for {target}: ")
+    assert " is not installed; `make check-kernels` installs" in outcome.summary
+    monkeypatch.setattr(compile_targets, "find_spec", lambda module: module)
+    outcome = check()
+    assert outcome.verdict == "FAILED", "it is there and does not start"
+    assert "no such platform" in outcome.summary
 
 
 def test_a_wrong_number_fails(monkeypatch):
@@ -47,6 +80,8 @@ def test_a_wrong_number_fails(monkeypatch):
     problems._attention.clear_cache()
     outcome = run_check(NUMERICS)
     assert (outcome.verdict, outcome.detail[:9]) == ("FAILED", "error 1.0")
+    assert outcome.error == pytest.approx(1e-3, rel=0.05)
+    assert outcome.bound == tolerance(jnp.float32)
     problems._attention.clear_cache()
 
 
@@ -167,12 +202,60 @@ def test_support_is_what_backends_say(monkeypatch):
     def cannot(*args, **options):
         raise NotImplementedError("xla: not today")
 
-    monkeypatch.setattr(xla, "paged_attention", cannot)
+    monkeypatch.setattr(xla, "check_supported", cannot, raising=False)
     assert support.why_not("xla", None, shape) == "xla: not today"
-    monkeypatch.setattr(support, "CASES", {"bfloat16": shape})  # the whole table takes a minute
     lines = support.table()
-    assert lines[2].startswith("| bfloat16 | yes | no (1) |")
+    assert lines[2].startswith("| bfloat16 | yes | no (1) | yes |")
     assert "1. xla: not today" in lines
+    monkeypatch.setattr(write_xla, "check_supported", cannot, raising=False)
+    monkeypatch.delattr(xla, "check_supported")
+    assert support.why_not("xla", None, shape) == "xla: not today", "nor can it be written"
+
+
+def test_the_whole_table_asks_without_tracing_a_kernel(monkeypatch):
+    """So it takes no minute."""
+
+    def traced(*args, **options):
+        raise AssertionError("traced")
+
+    for module in (xla, pallas_tpu, pallas_gpu, write_xla):
+        for name in {"paged_attention", "write_kv"} & set(vars(module)):
+            monkeypatch.setattr(module, name, traced)
+    lines = support.table()
+    assert len([line for line in lines if line.startswith("| ")]) == 1 + len(support.CASES)
+    assert next(line for line in lines if line.startswith("| head_dim 80 ")).count("no (") == 5
+
+
+TRACED = ("bfloat16", "float32", "head_dim 80", "block_size 8", "int8, block_size 16")
+
+
+@pytest.mark.parametrize(
+    "name", [n if n in TRACED else pytest.param(n, marks=pytest.mark.slow) for n in support.CASES]
+)
+@pytest.mark.parametrize(
+    "column",
+    [c for c in support.columns() if c.backend in checks.PALLAS and c.heading[-3:] in "v5e h100"],
+    ids=lambda column: column.heading,
+)
+def test_a_kernel_refuses_what_its_backend_says_and_nothing_else(name, column):
+    """The answer of `check_supported` is what tracing both kernels comes to."""
+    shape = support.CASES[name]
+    q, kv_blocks, *table, kv_scales = checks.abstract_arguments(shape, column.backend)
+    tokens = jax.ShapeDtypeStruct((q.shape[0], shape.num_kv_heads, shape.head_dim), q.dtype)
+    options = {"backend": column.backend, "device_kind": column.device_kind}
+
+    def layer(kv_blocks, tokens, slots, q, table, kv_scales):
+        kv = write_kv(kv_blocks, tokens, tokens, slots, kv_scales=kv_scales, **options)
+        options_of_read = options | {"scale": 1.0, "sliding_window": shape.sliding_window}
+        return paged_attention(q, kv[0], *table, kv_scales=kv[1], **options_of_read)
+
+    slots = jax.ShapeDtypeStruct(q.shape[:1], jnp.int32)
+    try:
+        jax.eval_shape(layer, kv_blocks, tokens, slots, q, table, kv_scales)
+        refused = None
+    except NotImplementedError as error:
+        refused = str(error)
+    assert refused == support.why_not(column.backend, column.device_kind, shape)
 
 
 def test_targets_are_the_devices_that_their_compiler_knows():
@@ -334,3 +417,45 @@ def test_the_command_names_what_it_checked(monkeypatch, capsys):
     assert "chunks dtype=float32 num_heads=8 as some chip" in printed
     assert "2 ok, 0 failed" in printed
     assert asked == [1]
+
+
+def test_the_command_shows_errors_beside_bounds_and_missing_compilers(
+    monkeypatch, capsys, tmp_path
+):
+    far = replace(NUMERICS, subject="peaky")
+    unknown = Check(kind="compile", backend="pallas_gpu", subject="some shape", target="h100")
+
+    def outcome(check, verdict, detail, error=None, bound=None):
+        return checks.Outcome(
+            check=check, verdict=verdict, seconds=1.0, detail=detail, error=error, bound=bound
+        )
+
+    outcomes = [
+        outcome(NUMERICS, "ok", "error 1.0e-06 of 1.0e-05", 1e-6, 1e-5),
+        outcome(far, "FAILED", "error 2.0e-05 of 1.0e-05", 2e-5, 1e-5),
+        outcome(unknown, "no compiler", "cannot compile for h100: x"),
+    ]
+    monkeypatch.setattr(checks, "checks", lambda *, quick: [o.check for o in outcomes])
+    monkeypatch.setattr(os, "environ", dict(os.environ) | {"COLUMNS": "120"})
+
+    def printed(*given):
+        monkeypatch.setattr(check_processes, "run", lambda *args, **options: iter(given))
+        status = cli.main(["check-kernels", "--json", str(tmp_path / "found.json")])
+        return status, " ".join(capsys.readouterr().out.split())
+
+    status, text = printed(*outcomes)
+    assert status == 1
+    assert "chunks dtype=float32 1.0e-06 of 1e-05" in text
+    assert "peaky dtype=float32 FAILED 2.0e-05 of 1e-05" in text
+    assert "some shape no compiler" in text
+    assert "worst of numerics xla: error 2.0e-05 of 1.0e-05 (200%), peaky dtype=float32" in text
+    assert "1 ok, 1 failed, 1 without a compiler" in text
+    assert "cannot compile for h100: x" in text
+    assert "pip install --no-deps --target .venv/.compilers" in text
+    status, text = printed(outcomes[0], outcomes[2])
+    assert status == 1, "nothing is known of a shape that was not compiled"
+    assert printed(outcomes[0])[0] == 0
+    status, text = printed(outcome(far, "FAILED", "error inf of 1.0e-05", float("inf"), 1e-5))
+    assert (status, "FAILED inf of 1e-05" in text) == (1, True)
+    (found,) = json.loads((tmp_path / "found.json").read_text("utf-8"))
+    assert (found["error"], found["bound"], found["detail"]) == (None, 1e-5, "error inf of 1.0e-05")

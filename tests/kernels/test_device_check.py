@@ -9,22 +9,29 @@ import pytest
 from experiments import device_check
 from experiments.device_check import Part
 from kernels_pallas import problems, support
-from kernels_pallas.bench import Row
+from kernels_pallas.bench_rows import Ceilings, Row
 from kernels_pallas.checks import Check
 from kernels_pallas.paged_attention import xla
+from kernels_pallas.shapes import SHAPES
 from kernels_pallas.timing import Timing
 
 NUMERICS = Check(kind="numerics", backend="xla", subject="one_row", sizes={"dtype": "float32"})
-MEASURED = Row(shape="s", kernel="k", timing=Timing(1.0, 1.0, 1.0, 1, 1), num_bytes=1, num_flops=1)
+SHAPE = "llama-3-8b/decode_64x4k"
+MEASURED = Row(
+    shape=SHAPE,
+    is_small=False,
+    problem=SHAPES[SHAPE],
+    kernel="k",
+    backend="pallas_gpu",
+    timing=Timing(1.0, 1.0, 1.0, 1, 1),
+)
 
 
 @pytest.fixture
 def run(monkeypatch, tmp_path):
     """`run(part)` -> exit status and what was written."""
     monkeypatch.setattr(device_check, "interpreted_checks", lambda *args, **options: [NUMERICS])
-    monkeypatch.setattr(
-        device_check, "measure_ceilings", lambda: device_check.bench.Ceilings(1.0, 1.0, "float32")
-    )
+    monkeypatch.setattr(device_check, "measure_ceilings", lambda: Ceilings(1e9, 1.0, "float32"))
     monkeypatch.setattr(device_check.bench, "bench", lambda *args, **options: [MEASURED])
 
     def run(*parts):
@@ -40,7 +47,25 @@ def test_what_is_right_passes(run, capsys):
     assert (status, found["failed"]) == (0, [])
     assert found["numerics"][0]["verdict"] == "ok"
     assert found["bench"]["rows"][0]["timing"]["median_s"] == 1.0
-    assert "failed: none" in capsys.readouterr().out
+    printed = capsys.readouterr().out
+    assert "failed: none" in printed
+    name = "numerics xla one_row dtype=float32 on here"
+    assert found["numerics"][0]["check"] == name, "as it was run, not as it is simulated"
+    assert {bar["why"] for bar in found["bars"]} == {"it is of a Hopper GPU, this is cpu"}
+    assert printed.count("not measured: it is of a Hopper GPU, this is cpu") == 4
+
+
+def test_a_bar_that_does_not_hold_fails(run, monkeypatch):
+    """Of made-up seconds, on a device that calls itself an H200."""
+    monkeypatch.setattr(device_check.device_bars, "is_hopper", lambda kind: True)
+    status, found = run("bench")
+    assert status == 0
+    assert [bar["holds"] for bar in found["bars"]] == [True, None, None, None]
+    monkeypatch.setattr(device_check, "measure_ceilings", lambda: Ceilings(1e12, 1.0, "float32"))
+    status, found = run("bench")
+    assert status == 1
+    (fault,) = found["failed"]
+    assert fault.endswith("of the copy bandwidth: 0.00107, must be >= 0.6")
 
 
 def test_a_wrong_number_fails(run, monkeypatch, capsys):
@@ -66,7 +91,7 @@ def test_that_no_check_was_passed_fails(run, monkeypatch):
 def test_a_kernel_that_raises_in_the_bench_fails(run, monkeypatch):
     raised = replace(MEASURED, timing=None, note="ValueError: no", has_failed=True)
     monkeypatch.setattr(device_check.bench, "bench", lambda *args, **options: [MEASURED, raised])
-    assert run("bench")[1]["failed"] == ["bench: s k: ValueError: no"]
+    assert run("bench")[1]["failed"] == [f"bench: {SHAPE} k: ValueError: no"]
     monkeypatch.setattr(
         device_check.bench, "bench", lambda *args, **options: [replace(MEASURED, timing=None)]
     )

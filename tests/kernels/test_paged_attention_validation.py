@@ -1,5 +1,7 @@
 """Both validators name the rule and the values; the xla backend never copies the cache."""
 
+import importlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,9 +12,11 @@ from kernels_pallas.paged_attention import (
     backend_module,
     check_batch,
     paged_attention,
+    xla,
 )
 from kernels_pallas.paged_attention.layout import kv_dims, kv_scales_shape, kv_shape
 from kernels_pallas.problems import make_problem
+from kernels_pallas.write_kv import write_kv
 
 GOOD = {
     "q": jnp.zeros((5, 4, 8)),
@@ -72,12 +76,41 @@ def test_a_step_without_tokens_is_empty(backend: str) -> None:
         ({"sliding_window": 2.5}, "None or an integer >= 1; got sliding_window=2.5"),
         ({"sliding_window": True}, "None or an integer >= 1; got sliding_window=True"),
         ({"scale": float("inf")}, "scale=inf"),
+        ({"scale": "x"}, "scale must be a finite number; got scale=x"),
+        ({"tiles": 3}, r"tiles must be None or kernels_pallas\.paged_attention\.xla\.Tiles"),
+        ({"tiles": 3}, "for backend='xla'; got tiles=3"),
+        ({"tiles": xla.Tiles(), "backend": "reference"}, "must be None for backend='reference'"),
+        ({"device_kind": 3}, "device_kind must be None or what .*; got device_kind=3"),
+        (
+            {"kv_blocks": (GOOD["kv_blocks"], None)},
+            "kv_blocks must be an array; got a tuple: write_kv returns kv_blocks and kv_scales",
+        ),
+        ({"context_lens": [0, 0, 0]}, "context_lens must be an array; got a list"),
         ({"backend": "fast"}, r"backend='fast' is unknown; use one of \('reference', 'xla'"),
     ],
 )
 def test_wrong_arguments(change: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         paged_attention(**{**GOOD, "scale": 1.0, "backend": "xla", **change})
+
+
+def test_a_package_that_is_called_says_what_to_import() -> None:
+    for name in ("paged_attention", "write_kv"):
+        package = importlib.import_module(f"kernels_pallas.{name}")
+        with pytest.raises(TypeError, match=rf"`from kernels_pallas\.{name} import {name}`"):
+            package(**GOOD)
+
+
+@pytest.mark.parametrize("backend", ["pallas_tpu", "pallas_gpu"])
+def test_a_pallas_kernel_on_a_cpu_says_how_it_is_simulated(backend: str) -> None:
+    problem = make_problem((1, 2), (5, 7), head_dim=128, dtype="bfloat16")
+    kv_blocks, q = problem.kv_blocks(backend), jnp.asarray(problem.q).astype(jnp.bfloat16)
+    rows = [problem.block_table, problem.context_lens, problem.cu_q_lens]
+    message = rf"backend='{backend}' does not run on a CPU; .*interpreted\('{backend}'\)"
+    with pytest.raises(ValueError, match=message):
+        paged_attention(q, kv_blocks, *map(jnp.asarray, rows), 2, scale=1.0, backend=backend)
+    with pytest.raises(ValueError, match=message):
+        write_kv(kv_blocks, q[:, :2], q[:, :2], jnp.arange(len(q)), backend=backend)
 
 
 def test_kv_dims_inverts_kv_shape() -> None:

@@ -84,6 +84,8 @@ def test_no_token_changes_nothing(backend: str) -> None:
         ({"rotation": (*PHASES, PHASES[0])}, "rotation must be cos and sin; got 3 arrays"),
         ({"rotation": (PHASES[0], PHASES[1][:2])}, r"shape \(3, 4\) .*; got sin=\(2, 4\)"),
         ({"backend": "fast"}, "backend='fast' is unknown"),
+        ({"kv_blocks": (jnp.zeros(3), None)}, "kv_blocks must be an array; got a tuple: write_kv"),
+        ({"device_kind": 3}, "device_kind=3"),
     ],
 )
 def test_wrong_arguments(change: dict[str, object], message: str) -> None:

@@ -280,6 +280,8 @@ def test_saved_outputs_hold_every_sequence(tmp_path):
     lines = [json.loads(line) for line in (tmp_path / "outputs.jsonl").read_text().splitlines()]
     texts = [[line["text"], *[other["text"] for other in line["others"]]] for line in lines]
     assert texts[0] == [completion.text for completion in sampled.outputs]
+    ids = [line["token_ids"] for line in (lines[0], *lines[0]["others"])]
+    assert ids == [completion.token_ids for completion in sampled.outputs]
     assert [TEXT + text for text in texts[1]] == [s.text for s in beams.sequences]
     scores = [lines[1]["cumulative_logprob"], lines[1]["others"][0]["cumulative_logprob"]]
     assert scores == [sequence.cum_logprob for sequence in beams.sequences]
