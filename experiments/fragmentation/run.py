@@ -41,7 +41,8 @@ def verdict(lived: Lived) -> str:
     wear = 1 - worn[-1].used_share / worn[0].used_share
     slowed = 1 - worn[-1].output_tokens_per_s / worn[0].output_tokens_per_s
     drift = max(abs(each.num_running / flat[0].num_running - 1) for each in flat)
-    holds = wear > 0.05 and drift < 0.1 and abs(again.used_share - first.used_share) < 0.03
+    is_cured = again.used_share > first.used_share - 0.03
+    holds = wear > 0.05 and drift < 0.1 and is_cured
     return (
         f"{mark(holds)}With age contiguous memory loses "
         f"{100 * wear:.0f} % of what it used at the start, and {100 * slowed:.0f} % of its tokens "

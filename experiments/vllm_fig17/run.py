@@ -68,7 +68,7 @@ def verdict(knees: Mapping[str, Knee]) -> str:
     apart = f"all but {', '.join(far)}" if far else "all"
     return (
         f"{mark(holds)}vLLM sustains {knees['vLLM'].rate / max(orcas):.2f} to "
-        f"{knees['vLLM'].rate / min(orcas):.2f} times what the Orcas do (in the figure 1.51 to 1.67 "
+        f"{knees['vLLM'].rate / min(orcas):.2f} times what the Orcas do (figure: 1.51 to 1.67 "
         f"at 0.2 s per token, in the text twice); ratios within 25 %: {apart}."
     )
 
