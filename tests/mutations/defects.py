@@ -413,15 +413,15 @@ DEFECTS = [
         LEDGER,
     ),
     Defect(
-        "ledger.py",
+        "slot_seconds.py",
         "        self._slot_s += columns * duration_s",
         "        self._slot_s = columns * duration_s",
         LEDGER,
     ),
     Defect(
         "ledger.py",
-        "unused = max(0, promise.num_tokens - self._most_computed[sequence])",
-        "unused = max(0, promise.num_tokens - self._most_computed[sequence] - 1)",
+        "unused = max(0, promise.num_tokens - most_computed)",
+        "unused = max(0, promise.num_tokens - most_computed - 1)",
         "unit/test_ledger.py::test_a_reservation_of_2048_of_which_300_are_used",
     ),
     Defect(
@@ -549,7 +549,7 @@ DEFECTS = [
     ),
     Defect(
         "admitting.py",
-        "        num_budget += sum([row.num_tokens for row in granted])\n",
+        "        num_budget += sum([row.num_tokens for row in rows if row is not None])\n",
         "",
         PLANNING + "test_the_budget_of_those_who_make_way_is_the_newcomer",
     ),
@@ -573,13 +573,13 @@ DEFECTS = [
     ),
     Defect(
         "admitting.py",
-        "tuple([r for r in self._batch.running if r not in without])",
+        "_all_but(without, self._batch.running)",
         "tuple(self._batch.running)",
         PLANNING + "test_gates_are_asked_of_the_memory_as_it_will_be",
     ),
     Defect(
         "admitting.py",
-        "newcomers=frozenset(self._draft.newcomers).difference(without)",
+        "newcomers=frozenset(_all_but(without, self._draft.newcomers))",
         "newcomers=frozenset()",
         ADMITTING + "test_gates_see_who_runs_and_who_of_them_entered_in_this_step",
     ),
@@ -714,8 +714,8 @@ DEFECTS = [
     ),
     Defect(
         "notices.py",
-        'in ("forced", "displaced", "asked"))',
-        'in ("asked",))',
+        '_NO_SHORTAGE = ("forced", "displaced", "asked")',
+        '_NO_SHORTAGE = ("asked",)',
         NOTICES + "test_only_preemptions_for_want_of_memory_are_warned_of",
     ),
     # A model split over devices.
