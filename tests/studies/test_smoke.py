@@ -10,6 +10,7 @@ from axes import ROOT
 
 from experiments.study.cells import Cells
 from experiments.study.door import Setting
+from experiments.study.readme import refresh
 from paxserve.claims import Scale
 
 DATA = Path(os.environ["PAXSERVE_DATA"]) if "PAXSERVE_DATA" in os.environ else None
@@ -24,7 +25,7 @@ needs_data = pytest.mark.skipif(DATA is None, reason="PAXSERVE_DATA is not set")
 
 @pytest.fixture
 def found(tmp_path):
-    """The tables of a study."""
+    """The tables of a study, all of which have their place in its README."""
 
     def run(name):
         study = importlib.import_module(f"experiments.{name}.run").study
@@ -32,6 +33,9 @@ def found(tmp_path):
         findings = study(Setting(scale=Scale(fast=True, data=DATA), cells=cells))
         for picture in findings.pictures.values():
             assert picture.axes
+        readme = tmp_path / "README.md"
+        readme.write_bytes((ROOT / "experiments" / name / "README.md").read_bytes())
+        refresh(readme, findings.tables)
         return findings.tables
 
     return run
