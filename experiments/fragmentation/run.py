@@ -64,7 +64,7 @@ def stage_table(lived: Lived) -> str:
                     each.output_tokens_per_s,
                     100 * each.used_share,
                     each.num_free,
-                    each.largest_free_run,
+                    _largest(each),
                 ]
             )
     header = ["placement", "steps since the start", "running", "tokens per step", "in use, %"]
@@ -78,15 +78,21 @@ def draw(lived: Lived) -> Picture:
         stages = [stage for life in own[:_SHOWN_LIVES] for stage in life]
         times = [20 * i + 10 for i in range(len(stages))]
         use.plot(times, [100 * stage.used_share for stage in stages], color=colour, label=name)
-        run.plot(times, [stage.largest_free_run for stage in stages], color=colour)
+        if _largest(stages[0]) is not None:
+            run.plot(times, [stage.largest_free_run for stage in stages], color=colour)
     for axis in (use, run):
         _mark_restarts(axis)
-    title(use, f"{NUM_SLOTS} KV slots under a queue that never empties; dotted: restarts")
+    title(use, f"{NUM_SLOTS:,} KV slots under a queue that never empties; dotted: restarts")
     use.set_ylabel("slots in use, %")
     run.set_ylabel("largest free run, slots")
     run.set_xlabel("steps")
     use.legend(frameon=False, fontsize=9)
     return picture
+
+
+def _largest(stage: Stage) -> float | None:
+    """None under paging, where nothing depends on it."""
+    return None if stage.largest_free_run < 0 else stage.largest_free_run
 
 
 def _mark_restarts(axis: Axes) -> None:
