@@ -75,6 +75,6 @@ def main(run_file: str, study: Callable[[Setting], Findings], *, doc: str | None
     if given.fast:
         return
     folder = Path(run_file).parent
-    refresh(folder / "README.md", findings.tables)
     for name, picture in findings.pictures.items():
         picture.save(folder / f"{name}.png")
+    refresh(folder / "README.md", findings.tables)

@@ -1,0 +1,1 @@
+"""vLLM's Figure 17: see README.md."""
