@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from experiments.study.readme import refresh, table
+from experiments.study.readme import mark, refresh, table
 from paxserve.cli import main as paxserve
 
 HERE = Path(__file__).parent
@@ -32,6 +32,7 @@ OVERRIDES = (
     "workload.lengths.sigma_output=0.5",
     "workload.lengths.max_total_tokens=500",
 )
+MEANING = {"held_out": "other shapes", "served": "steps of served requests"}
 MOST_ABSOLUTE, MOST_BIAS = 0.10, 0.03  # of held-out steps
 
 
@@ -48,12 +49,32 @@ def main() -> int:
         if not file.exists():
             return code
         found = json.loads(file.read_text(encoding="utf-8"))
-    parts = {"figures": figures_table(found), "steps": steps_table(found), "ran": ran_line(found)}
+    parts = {
+        "verdict": verdict(found),
+        "figures": figures_table(found),
+        "steps": steps_table(found),
+        "ran": ran_line(found),
+    }
     for name, part in parts.items():
         print(f"\n{name}\n{part}")
     if not quick:
         refresh(HERE / "README.md", parts)
     return 0 if found["holds"] and all(holds(one) for _, one in held_out(found)) else 1
+
+
+def verdict(found: Mapping[str, Any]) -> str:
+    """End to end, steps that were not fitted, and the retold run."""
+    figures, told = found["figures"], found["retold"]
+    near = sum(one["holds"] for one in figures)
+    lines = [f"{mark(near == len(figures))}{near} of {len(figures)} figures are near enough."]
+    for of, said in MEANING.items():
+        all_of = [holds(profile["errors"][of]) for profile in found["profiles"]]
+        lines.append(
+            f"{mark(all(all_of))}Held out, {said}: within both bounds in {sum(all_of)} of "
+            f"{len(all_of)} calibrations."
+        )
+    lines.append(f"{mark(told['is_equal'])}Retold, every decision and figure is equal.")
+    return "\n".join(lines)
 
 
 def figures_table(found: Mapping[str, Any]) -> str:
@@ -100,11 +121,10 @@ def steps_table(found: Mapping[str, Any]) -> str:
 
 def held_out(found: Mapping[str, Any]) -> list[tuple[tuple[int, str], Mapping[str, Any]]]:
     """Errors of the steps that no calibration was fitted to, by its number and what they are."""
-    meaning = {"held_out": "other shapes", "served": "steps of served requests"}
     return [
         ((number, said), profile["errors"][of])
         for number, profile in enumerate(found["profiles"], start=1)
-        for of, said in meaning.items()
+        for of, said in MEANING.items()
     ]
 
 

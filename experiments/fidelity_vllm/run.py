@@ -25,7 +25,7 @@ from experiments.fidelity_vllm.fit import (
 )
 from experiments.fidelity_vllm.score import Score, score
 from experiments.fidelity_vllm.served import Served, read_measured
-from experiments.study.readme import refresh, table
+from experiments.study.readme import mark, refresh, table
 from paxserve.report.style import BLACK, BLUE, Picture, legend_below, panels, title
 from paxserve.results import write_text
 from paxserve.terminal import Terminal
@@ -57,6 +57,13 @@ def main() -> None:
         "and links of 16 GB/s": simulate(other, factors[first.folder], data, *RECORDED_LINKS),
     }
     parts = {
+        "verdict": verdict(
+            [(card.name, measured[card.folder], simulated[card.folder]) for card in CARDS]
+            + [
+                (f"{first.name}'s factors on {other.name}", measured[other.folder], served)
+                for served in [carried["as they are"]]
+            ]
+        ),
         "factors": factors_table(factors),
         "scores": scores_table(
             [(card.name, measured[card.folder], simulated[card.folder]) for card in CARDS]
@@ -93,6 +100,19 @@ def factors_table(factors: Mapping[str, Factors]) -> str:
         for own in [factors[card.folder]]
     ]
     return table(header, rows)
+
+
+def verdict(runs: Sequence[tuple[str, Served, Served]]) -> str:
+    """A line per run: how many figures of the requests that were not fitted are near enough."""
+    lines = []
+    for name, measured, simulated in runs:
+        scores = score(measured, simulated, SCORED)
+        held = sum(one.holds for one in scores)
+        lines.append(
+            f"{mark(held == len(scores))}{name}: {held} of {len(scores)} figures of requests "
+            "150-299 are within their bounds."
+        )
+    return "\n".join(lines)
 
 
 def scores_table(
