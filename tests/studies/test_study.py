@@ -7,6 +7,7 @@ import sys
 import pytest
 
 from experiments.study.cells import PACKAGE, Cells, each, file_digest, sources_digest
+from experiments.study.index import EXPERIMENTS, index, studies
 from experiments.study.published import curve, value
 from experiments.study.readme import ratio, refresh, table
 from paxserve.claims.knees import Point
@@ -144,3 +145,10 @@ def test_published_curves(tmp_path):
     assert value(tmp_path, paper="P", figure="2", panel="bars", series="u") == 7.5
     with pytest.raises(ValueError, match="2 numbers 's'"):
         value(tmp_path, paper="P", figure="1", panel="a: one", series="s")
+
+
+def test_the_index_is_that_of_the_studies():
+    assert (EXPERIMENTS / "README.md").read_text() == index()
+    held = {study.name: study.lines.count("Holds") for study in studies()}
+    assert held["fragmentation"] == 1
+    assert all(study.lines for study in studies())
