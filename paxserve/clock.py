@@ -5,6 +5,7 @@ Owns: the clocks. Everything else that needs the time is handed one, or a value 
 
 import time
 from collections.abc import Sequence
+from math import inf
 from typing import Protocol
 
 
@@ -51,8 +52,8 @@ class VirtualClock:
 
     def spend(self, duration_s: float) -> None:
         """Move on by `duration_s` >= 0."""
-        if duration_s < 0:
-            raise ValueError(f"time cannot go back: duration_s={duration_s}")
+        if not 0 <= duration_s < inf:  # NaN is neither, and nothing would be later than it
+            raise ValueError(f"time cannot go back, or end: duration_s={duration_s}")
         self._now_s += duration_s
 
     def wait_until(self, time_s: float) -> None:

@@ -256,7 +256,7 @@ class Engine:
             num_blocks=plan.num_blocks(self.limits.block_size),
             padded_rows=result.padded_rows,
             padded_tokens=result.padded_tokens,
-            padded_blocks=result.padded_rows * self.limits.blocks_per_row,
+            padded_blocks=result.padded_blocks,
             num_running=len(batch.running),
             num_held=len(batch.finished),
             num_waiting=len(batch.waiting),

@@ -16,9 +16,9 @@ class StepRecord(NamedTuple):
 
     num_rows, num_tokens, num_blocks: really computed, and blocks read through the tables. padded_*:
     of the shape that ran; `padded_blocks` is rows times the width of the table, which is moved but
-    not read. num_running, num_waiting: requests; num_held: finished, not released.
-    num_entered_tokens: known tokens of requests that entered in this step; num_cached_tokens: of
-    these, found in the prefix cache.
+    not read, or 0 where no table is. num_running, num_waiting: requests; num_held: finished, not
+    released. num_entered_tokens: known tokens of requests that entered in this step;
+    num_cached_tokens: of these, found in the prefix cache.
     num_evicted, num_copied, num_swapped_out, num_swapped_in: blocks. num_used_blocks: held by
     somebody, each once. num_shared_owners: slots of shared blocks, once per holder beyond the
     first. largest_free_run: blocks, -1 where any free block will do. terms_s: of a simulated step's

@@ -252,8 +252,9 @@ class StepResult(NamedTuple):
     """The answer to a plan: `outputs[i]` belongs to `plan.rows[i]`.
 
     `duration_s` includes `compile_s`. `padded_tokens` and `padded_rows` are the shape that really
-    ran (equal to the plan's own numbers when the executor does not pad). `swap_bytes` are those of
-    the swapped blocks, both ways. `terms_s` are what a simulated step's duration is the sum of.
+    ran (equal to the plan's own numbers when the executor does not pad), `padded_blocks` are the
+    entries of its block table, 0 where none is moved. `swap_bytes` are those of the swapped blocks,
+    both ways. `terms_s` are what a simulated step's duration is the sum of.
     """
 
     step_id: int
@@ -263,5 +264,6 @@ class StepResult(NamedTuple):
     num_compiles: int = 0
     padded_tokens: int = 0
     padded_rows: int = 0
+    padded_blocks: int = 0
     swap_bytes: int = 0
     terms_s: tuple[float, ...] = ()

@@ -246,6 +246,7 @@ class Real:
             num_compiles=step.num_compiles,
             padded_tokens=step.bucket.num_tokens,
             padded_rows=step.bucket.num_rows,
+            padded_blocks=step.bucket.num_rows * self.limits.blocks_per_row,
             swap_bytes=num_swapped * self._moves.bytes_per_block,
         )
 

@@ -7,6 +7,7 @@ prefix cache, and what a request produced itself. Must not know: policies, reque
 """
 
 from collections import deque
+from math import inf
 
 from paxserve.cost_model import Costs
 from paxserve.device.buckets import Bucket, Buckets, Exact
@@ -47,6 +48,7 @@ class Simulated:
         self._vocab_size = vocab_size
         self._leaps = leaps
         self._buckets = buckets
+        self._table_width = 0 if isinstance(buckets, Exact) else limits.blocks_per_row
         self._tokens = [0] * limits.max_num_seqs
         self._num_logprobs: dict[int, int] = {}  # of the rows that want any
         self._in_flight: deque[StepResult] = deque()
@@ -63,7 +65,7 @@ class Simulated:
         if num_rows:
             padded = self._buckets.choose(num_tokens=num_tokens, num_rows=num_rows)
         shape = shape_of(plan, padded_tokens=padded.num_tokens, padded_rows=padded.num_rows)
-        terms_s = self._cost_of(shape)
+        terms_s = self._terms_s(shape)
         self._in_flight.append(
             StepResult(
                 step_id=plan.step_id,
@@ -71,6 +73,7 @@ class Simulated:
                 duration_s=sum(terms_s),
                 padded_tokens=padded.num_tokens,
                 padded_rows=padded.num_rows,
+                padded_blocks=padded.num_rows * self._table_width,
                 swap_bytes=shape.num_swapped * self.bytes_per_block,
                 terms_s=terms_s,
             )
@@ -94,12 +97,24 @@ class Simulated:
 
         def terms_s(num_further: int) -> tuple[float, ...]:
             further = context + num_further * num
-            return self._cost_of(
+            return self._terms_s(
                 StepShape(num, num, padded.num_tokens, padded.num_rows, num, num, further)
             )
 
         tokens = [self._tokens[place] for place in rows.places]
         return Repeats(tokens, terms_s, padded.num_tokens, padded.num_rows)
+
+    def _terms_s(self, shape: StepShape) -> tuple[float, ...]:
+        """What the cost model says, which may be somebody's own."""
+        terms_s = self._cost_of(shape)
+        if len(terms_s) != len(self.terms):
+            raise ValueError(f"the cost model has the terms {self.terms} and gave {terms_s!r}")
+        if not (min(terms_s) >= 0 and sum(terms_s) < inf):  # NaN is neither
+            said = dict(zip(self.terms, terms_s, strict=True))
+            raise ValueError(
+                f"the cost model gave no times (finite, at least 0 s): {said} for {shape}"
+            )
+        return terms_s
 
     def _outputs(self, rows: Rows) -> Outputs:
         tokens = self._tokens

@@ -100,14 +100,19 @@ class _Runs:
 
 
 def _stretches(block_ids: Iterable[int]) -> Iterator[tuple[int, int]]:
-    """Runs [start, end) of ids that follow each other, in any order of runs."""
+    """Runs [start, end) of ids that follow each other, upwards or downwards, in any order of runs:
+    a sequence gives its last block back first.
+    """
     start = end = 0
     for block_id in block_ids:
-        if block_id != end:
+        if start < end and block_id == end:
+            end += 1
+        elif start < end and block_id == start - 1:
+            start = block_id
+        else:
             if start < end:
                 yield start, end
-            start = block_id
-        end = block_id + 1
+            start, end = block_id, block_id + 1
     if start < end:
         yield start, end
 

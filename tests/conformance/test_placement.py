@@ -325,3 +325,17 @@ def test_work_grows_at_most_like_the_logarithm_of_the_pool(placement):
     assert min(small["take"], small["extend"], small["give back 64"]) >= 1
     for what, lines in small.items():
         assert large[what] <= 2 * lines, what  # the logarithm grows by 16 / 10, the pool by 64
+
+
+@per_placement
+def test_a_table_costs_the_same_given_back_from_either_end(placement):
+    """A sequence gives its last block back first: what it was promised in one run comes back
+    downwards.
+    """
+
+    def lines(turned):
+        space = placement.open(2**12 + 1)
+        table = space.take(2**12)
+        return num_lines(lambda: space.give_back(turned(table)))
+
+    assert lines(lambda table: table[::-1]) <= 1.5 * lines(lambda table: table)

@@ -7,6 +7,8 @@ from cost_builders import KV_BYTES_PER_TOKEN, roofline, small_hardware, small_mo
 from paxserve.assemble import planned_pool, simulated_engine
 from paxserve.batching.chunked_prefill import ChunkedPrefill
 from paxserve.batching.prefill_first import PrefillFirst
+from paxserve.cost_model import Costs
+from paxserve.metrics import summarize
 from paxserve.preemption.swap import Swap
 from paxserve.request import Origin
 from paxserve.settings import EngineSettings
@@ -16,7 +18,7 @@ from paxserve.step_shape import decodes, prompt, shape_of
 LIMITS = {"max_num_seqs": 4, "max_num_batched_tokens": 16, "max_model_len": 32, "block_size": 4}
 
 
-def engine(policies=None, *, pads=False, model=None, cost_model=None, **settings):
+def engine(policies=None, *, pads=False, leaps=True, model=None, cost_model=None, **settings):
     made = simulated_engine(
         model=model or small_model(),
         hardware=small_hardware(),
@@ -24,6 +26,7 @@ def engine(policies=None, *, pads=False, model=None, cost_model=None, **settings
         settings=EngineSettings(**{**LIMITS, **settings}),
         policies=policies or make_policies(),
         pads=pads,
+        leaps=leaps,
         say=lambda line: None,
     )
     made.executor = Recording(made.executor, made.limits)
@@ -128,3 +131,46 @@ def test_a_model_that_does_not_fit_is_refused_with_the_numbers():
 def test_a_length_beyond_the_model_is_refused():
     with pytest.raises(ValueError, match="max_model_len=65 is beyond the model's 64 positions"):
         engine(max_model_len=65)
+
+
+class Odd:
+    """A cost model whose decodes take what it was told, however odd."""
+
+    def __init__(self, *seconds):
+        self.seconds = seconds
+
+    def open(self, target):
+        return Costs(
+            ("device", "host"), lambda shape: self.seconds if shape.num_decodes else (1, 1)
+        )
+
+
+@pytest.mark.parametrize("leaps", [True, False])
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [
+        ((float("nan"), 0.0), "no times.*'device': nan"),
+        ((0.0, float("nan")), "no times.*'host': nan"),
+        ((float("inf"), 0.0), "no times.*'device': inf"),
+        ((1.0, -0.5), "no times.*'host': -0.5"),
+        ((1.0,), "has the terms"),
+        ((1.0, 1.0, 1.0), "has the terms"),
+    ],
+    ids=str,
+)
+def test_a_cost_model_that_tells_no_times_is_named(seconds, words, leaps):
+    made = engine(cost_model=Odd(*seconds), leaps=leaps)
+    ask(made, 3, 9)
+    with pytest.raises(ValueError, match=words):
+        run(made)
+
+
+@pytest.mark.parametrize("pads", [False, True])
+def test_entries_of_tables_are_counted_where_tables_are(pads):
+    made = engine(pads=pads)
+    ask(made, 3, 9)
+    run(made)
+    for step in made.steps:
+        assert step.padded_blocks == (step.padded_rows * 8 if pads else 0)
+    share = summarize(made.requests, made.steps, made.ledger.steps())["padded_block_share"]
+    assert (share is None) != pads
