@@ -17,7 +17,14 @@ from paxserve.engine import Engine
 from paxserve.engines import hardware
 from paxserve.executor import Executor
 from paxserve.executor.simulated import Simulated
-from paxserve.experiment import Prepared, Progress, Run, prepare, serve_prepared
+from paxserve.experiment import (
+    WRITTEN_DOWN,
+    Prepared,
+    Progress,
+    Run,
+    prepare,
+    serve_prepared,
+)
 from paxserve.fidelity.retold import Retold, recorded_costs
 from paxserve.intake import Intake, Prompt
 from paxserve.limits import Limits
@@ -67,6 +74,7 @@ class Bench:
         if choices["executor"] != "real":
             raise ValueError(f"executor={choices['executor']} measures nothing: choose real")
         asked = [key for key in explicit if key.split(".")[0] not in reads]
+        config = {key: value for key, value in config.items() if key not in WRITTEN_DOWN}
         prepared = prepare(config, choices=choices, explicit=asked, say=say, workload=workload)
         return cls(
             prepared=prepared,
