@@ -56,7 +56,7 @@ def test_calibrate_then_simulate(workplace, capsys):
     assert all(sum(regime.seconds) > 0 for regime in profile.regimes)
     assert (profile.hardware, profile.device, profile.sampling) == ("host CPU", "cpu", "greedy")
     assert profile.errors["fitted"].num_steps > 40
-    assert profile.errors["held_out"].num_steps == 16
+    assert profile.errors["held_out"].num_steps == 32
     assert profile.errors["served"].num_steps > 8
     assert profile.host_s_per_step > 0
 
