@@ -152,6 +152,7 @@ def prepare(
         logs_blocks=logs_blocks,
         forks=params.num_sequences > 1,
         folded=FoldedRequests() if record == "compact" else None,
+        sampling=variant_of(params).value,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer

@@ -63,6 +63,7 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
         block_size=target.block_size,
         device=str(made.device),
         sampling=variant_of(bench.prepared.params).value,
+        kernel=bench.executor.backend,
         versions=environment(made.device)["versions"],
         regimes=fit_regimes(shapes[:number], seconds[:number]),
         host_s_per_step=host_s,

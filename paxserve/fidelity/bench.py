@@ -31,6 +31,7 @@ from paxserve.limits import Limits
 from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel
 from paxserve.notices import Say
+from paxserve.pack import variant_of
 from paxserve.settings import Knobs
 from paxserve.step import RowSampling
 from paxserve.workload import Source, Workload
@@ -179,6 +180,7 @@ def _target(config: Mapping[str, Any], choices: Mapping[str, str], prepared: Pre
     from paxserve.device import memory
 
     model, limits = _model(prepared.made.model), config["limits"]
+    executor: Any = prepared.made.engine.executor
     chosen = hardware(Knobs(config, ()))
     if chosen.platform != memory.platform():
         raise ValueError(
@@ -191,6 +193,8 @@ def _target(config: Mapping[str, Any], choices: Mapping[str, str], prepared: Pre
         num_devices=limits["tensor_parallel_size"],
         kv_cache_dtype=limits["kv_cache_dtype"],
         block_size=prepared.made.engine.limits.block_size,
+        sampling=variant_of(prepared.params).value,
+        kernel=executor.backend,
     )
 
 
