@@ -25,7 +25,7 @@ from paxserve.experiment import (
     prepare,
     serve_prepared,
 )
-from paxserve.fidelity.retold import Retold, recorded_costs
+from paxserve.fidelity.retold import Retold, recorded_costs, recorded_costs_and_gaps
 from paxserve.intake import Intake, Prompt
 from paxserve.limits import Limits
 from paxserve.models.dimensions import Dimensions
@@ -127,10 +127,21 @@ class Bench:
         return self._serve(executor, VirtualClock(), source)
 
     def retold(self, told: Run, source: Source | None = None) -> Run:
-        """Serve with the recorded step times and clock of a run of `real`."""
+        """Serve with the recorded step times of a run of `real`, every reading of its clock told
+        again: the same time everywhere, so that decisions alone could differ.
+        """
         assert isinstance(told.engine.clock, RecordingClock)
         executor = Retold(self._simulator(recorded_costs(told.engine.steps)), told.engine.requests)
         return self._serve(executor, RecordedClock(told.engine.clock.readings_s), source)
+
+    def timed(self, told: Run, source: Source | None = None) -> Run:
+        """Serve on a virtual clock, with the recorded step times and host's gaps of a real run;
+        when requests come between its steps is found anew.
+        """
+        costs = recorded_costs_and_gaps(
+            told.engine.steps, told.engine.requests, start_s=told.start_s
+        )
+        return self.simulated(costs, told, source)
 
     def costs(self, cost_model: CostModel) -> Costs:
         """Of a cost model opened for what runs here."""

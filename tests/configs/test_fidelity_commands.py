@@ -86,6 +86,7 @@ def test_fidelity_of_the_tiny_model(workplace, capsys):
     assert code == (0 if found["holds"] else 1)
     assert found["retold"]["is_equal"] is True
     assert found["retold"]["num_decisions"] > 48
+    assert set(found["timed"]) == set(FIGURES)
     assert [figure["name"] for figure in found["figures"]] == list(FIGURES)
     for figure in found["figures"]:
         assert len(figure["real"]) == len(figure["simulated"]) == 2
