@@ -5,11 +5,14 @@ overrides. Out: summaries. Must not know: what is studied.
 """
 
 import hashlib
+import importlib
+import inspect
 import json
 import multiprocessing
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import dataclass, field
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,8 @@ class Cells:
 
     folder: where finished cells lie.
     is_fresh: whether cells that are there are run again.
-    version: of the code, a part of every cell's name: cells of other code are run again.
+    version: of the code, a part of every cell's name, as are the module that measures and the files
+        that the settings name: cells of other code or data are run again.
     """
 
     folder: Path
@@ -56,7 +60,10 @@ class Cells:
     def _name(self, measure: Callable[..., Any], overrides: Sequence[str]) -> str:
         plain, choices, _ = compose_config(overrides)
         measured = f"{measure.__module__}.{measure.__qualname__}"
-        resolved = [measured, self.version, plain, dict(sorted(choices.items()))]
+        own = [choice.partition(":")[0] for choice in choices.values() if ":" in choice]
+        used = [module_digest(module) for module in (measure.__module__, *own)]
+        used += [file_digest(path) for text in _texts(plain) if (path := Path(text)).is_file()]
+        resolved = [measured, self.version, used, plain, dict(sorted(choices.items()))]
         text = json.dumps(resolved, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:20]
 
@@ -68,6 +75,26 @@ def sources_digest(package: Path) -> str:
         if path.relative_to(package).parts[0] not in _NOT_SIMULATED:
             digest.update(path.read_bytes())
     return digest.hexdigest()[:12]
+
+
+def module_digest(name: str) -> str:
+    """Of the source of a module."""
+    return file_digest(Path(inspect.getfile(importlib.import_module(name))))
+
+
+@cache
+def file_digest(path: Path) -> str:
+    """Of what a file holds."""
+    return hashlib.sha256(path.read_bytes()).hexdigest()[:12]
+
+
+def _texts(plain: Any) -> Iterator[str]:
+    """Every text among settings."""
+    if isinstance(plain, str):
+        yield plain
+    elif isinstance(plain, Mapping):
+        for value in plain.values():
+            yield from _texts(value)
 
 
 def each[T, R](

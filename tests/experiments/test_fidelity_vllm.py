@@ -96,8 +96,8 @@ def test_the_clocks_of_a_measured_run_are_brought_together(tmp_path):
 
 
 @pytest.mark.skipif(not DATA, reason="PAXSERVE_DATA is not set: no measured runs")
-def test_the_stored_factors_of_the_rtx_4090_hold_on_the_requests_that_were_not_fitted():
-    card = CARDS[0]
+@pytest.mark.parametrize("card", CARDS, ids=lambda card: card.folder)
+def test_stored_factors_hold_on_the_requests_that_were_not_fitted(card):
     measured = read_measured(folder_of(card, Path(DATA)))
     simulated = simulate(card, read_factors()[card.folder], Path(DATA))
     scores = score(measured, simulated, SCORED)

@@ -1,10 +1,12 @@
 """What studies have in common: cells that are kept, tables between markers, published curves."""
 
+import importlib
 import json
+import sys
 
 import pytest
 
-from experiments.study.cells import PACKAGE, Cells, each, sources_digest
+from experiments.study.cells import PACKAGE, Cells, each, file_digest, sources_digest
 from experiments.study.published import curve, value
 from experiments.study.readme import ratio, refresh, table
 from paxserve.claims.knees import Point
@@ -44,6 +46,27 @@ def test_a_cell_is_run_once(tmp_path, counted):
     assert cells(tmp_path, version="other code").kept(counted, CELL)["number"] == 4
     assert cells(tmp_path, is_fresh=True).kept(counted, CELL)["number"] == 5
     assert cells(tmp_path).kept(counted, CELL)["number"] == 5
+
+
+def test_a_cell_of_other_data_is_another(tmp_path, counted):
+    trace = tmp_path / "trace.jsonl"
+    cell = ["workload=jsonl", f"workload.path={trace}"]
+    for text, number in (("{}", 1), ("{ }", 2), ("{}", 1)):
+        trace.write_text(text)
+        file_digest.cache_clear()
+        assert cells(tmp_path).kept(counted, cell)["number"] == number
+
+
+def test_a_cell_measured_by_other_code_is_another(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # both have one size and second
+    for text, number in (("1", 1), ("2", 2)):
+        (tmp_path / "measured_so.py").write_text(f"def measure(overrides):\n    return {text}\n")
+        monkeypatch.syspath_prepend(tmp_path)
+        monkeypatch.delitem(sys.modules, "measured_so", raising=False)
+        importlib.invalidate_caches()
+        file_digest.cache_clear()
+        measure = importlib.import_module("measured_so").measure
+        assert cells(tmp_path).kept(measure, CELL) == number
 
 
 def test_a_cell_is_a_run_of_the_engine(tmp_path):
