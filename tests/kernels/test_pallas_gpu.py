@@ -64,7 +64,7 @@ MHA = {"num_heads": 4, "num_kv_heads": 4}
     ("name", "tiles", "options"),
     [
         ("mixed", ONE, {**MQA, "block_size": 128, "sliding_window": 50}),
-        ("peaky", THREE, {"scale": -0.1}),
+        ("peaky", THREE, {"scale": -0.1, "num_heads": 9, "num_kv_heads": 3}),
         # One token, and a block cut into runs.
         ("one_row", THREE, {"padding": "none", "scale": 0.0, "block_size": 256}),
         ("skewed", FIVE, {**MHA, "padding": "none", "block_size": 64}),
