@@ -25,7 +25,7 @@ from kernels_pallas.ceilings import measure_ceilings
 from kernels_pallas.paged_attention import BACKENDS
 from kernels_pallas.shapes import SHAPES, AttentionShape
 from kernels_pallas.support import choose
-from kernels_pallas.timing import seconds_per_call
+from kernels_pallas.timing import Timing, seconds_per_call
 
 USUAL = (
     "llama-3-8b/decode_64x4k",
@@ -46,7 +46,7 @@ USUAL = (
     "llama-3-70b-tp8/prompts_8x2k",
 )
 NUM_ROUNDS = 15
-MOST_ROW_S = 40.0  # of a row, its compile included
+MOST_ROW_S = 60.0  # of a row, its compile included
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -104,9 +104,11 @@ def bench(
                 backend=entrant.backend,
             )
             try:
-                row = _measured(row, entrant, left_s=ends_s - time.perf_counter())
-            except TimeoutError:
-                row = replace(row, note="not measured: out of time")
+                row = replace(row, tiles=_tiles(entrant))
+                timing = _time(entrant, left_s=ends_s - time.perf_counter())
+                row = replace(row, timing=timing, note=_cut(timing))
+            except TimeoutError as error:
+                row = replace(row, note=f"not measured: {error}")
             except Exception as error:
                 note = f"{type(error).__name__}: {str(error)[:200]}"
                 is_free = number > 0 and isinstance(error, NotImplementedError)  # a peer may refuse
@@ -114,24 +116,30 @@ def bench(
             yield row
 
 
-def _measured(row: Row, entrant: Entrant, *, left_s: float) -> Row:
-    """The row with its time; whatever the kernel raises.
+def _tiles(entrant: Entrant) -> dict[str, int] | None:
+    """Fields of the tiles with which ours runs; None: it has none, or is not ours."""
+    tiles = None if entrant.backend is None else tiles_of(entrant.shape, entrant.backend)
+    return None if tiles is None else asdict(tiles)
+
+
+def _time(entrant: Entrant, *, left_s: float) -> Timing:
+    """Its time; whatever the kernel raises.
 
     Raises:
         TimeoutError: there is none within `left_s` or a row's limit.
     """
     if left_s <= 0.0:
-        raise TimeoutError
-    if entrant.backend is not None:
-        tiles = tiles_of(entrant.shape, entrant.backend)
-        row = replace(row, tiles=None if tiles is None else asdict(tiles))
+        raise TimeoutError("out of time")
     started_s = time.perf_counter()
     call = entrant.prepare()
     limit_s = min(left_s, MOST_ROW_S) - (time.perf_counter() - started_s)
-    timing = seconds_per_call(*call, num_rounds=NUM_ROUNDS, limit_s=limit_s)
+    return seconds_per_call(*call, num_rounds=NUM_ROUNDS, limit_s=limit_s)
+
+
+def _cut(timing: Timing) -> str:
+    """What a row says of a time that has fewer rounds than it should."""
     is_cut = timing.num_rounds < NUM_ROUNDS
-    note = f"cut: {timing.num_rounds} of {NUM_ROUNDS} rounds" if is_cut else ""
-    return replace(row, timing=timing, note=note)
+    return f"cut: {timing.num_rounds} of {NUM_ROUNDS} rounds" if is_cut else ""
 
 
 def host_shape(shape: AttentionShape) -> AttentionShape:

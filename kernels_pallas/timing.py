@@ -76,5 +76,5 @@ def seconds_per_call[Carry](
         carry, seconds = timed(carry, num_calls)
         found.append(seconds / num_calls)
     if not found:
-        raise TimeoutError(f"no round of num_calls={num_calls} ended within limit_s={limit_s:g}")
+        raise TimeoutError(f"no round of {num_calls=} ended within {limit_s=:.3g}")
     return Timing(statistics.median(found), min(found), max(found), len(found), num_calls)

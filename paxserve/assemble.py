@@ -20,7 +20,14 @@ from paxserve.models.load import LoadedModel
 from paxserve.notices import Notices, Say
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings
-from paxserve.sizing import PoolSize, check_host_pool, num_host_blocks, pool_size, step_bytes
+from paxserve.sizing import (
+    PoolSize,
+    check_host_pool,
+    num_host_blocks,
+    pool_size,
+    step_bytes,
+    workspace_warning,
+)
 
 if TYPE_CHECKING:
     from kernels_pallas.support import Choice
@@ -181,6 +188,7 @@ def simulated_engine(
     say: Say,
     logs_blocks: bool = False,
     folded: "FoldedRequests | None" = None,
+    sampling: str | None = None,
 ) -> Engine:
     """An engine whose steps take, on a virtual clock, what a cost model says of them.
 
@@ -190,6 +198,8 @@ def simulated_engine(
         settings, policies, seed, logs_blocks: as of `real_engine`.
         pads: steps cost what the padded shapes would that an engine on JAX compiles.
         leaps: runs of steps that are all alike are taken in one move.
+        sampling: the variant of the steps, for cost models that were measured of one; None: of
+            any.
         say: receives the size of the pool, and warnings.
 
     Raises:
@@ -201,12 +211,22 @@ def simulated_engine(
     whole_block = settings.tensor_parallel_size * size.bytes_per_block
     policies.check(limits)
     say(str(size) + _override_note(settings))
+    lacking = workspace_warning(
+        model.share(size.num_devices),
+        size,
+        usable_bytes=hardware.usable_bytes,
+        num_tokens=limits.max_num_batched_tokens,
+        num_rows=limits.max_num_seqs,
+    )
+    if lacking is not None:
+        say(lacking)
     target = Target(
         model=model,
         hardware=hardware,
         num_devices=settings.tensor_parallel_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         block_size=settings.block_size,
+        sampling=sampling,
     )
     executor = Simulated(
         limits=limits,

@@ -49,6 +49,7 @@ class _Asked(NamedTuple):
     logs_blocks: bool
     forks: bool
     folded: FoldedRequests | None
+    sampling: str | None
 
     def settings(self, *, unread: Iterable[str], **more: Any) -> EngineSettings:
         """Limits, of which some are legal but not read by this executor."""
@@ -79,6 +80,7 @@ def make_engine(
     logs_blocks: bool,
     forks: bool,
     folded: FoldedRequests | None = None,
+    sampling: str | None = None,
 ) -> Made:
     """The engine that was asked for, not warmed up.
 
@@ -88,6 +90,7 @@ def make_engine(
         policies: as composed.
         choices: group -> the name that was chosen for it.
         seed, say, logs_blocks, forks, folded: as of `real_engine`.
+        sampling: as of `simulated_engine`.
 
     Raises:
         ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError: as of `load_model`
@@ -96,7 +99,7 @@ def make_engine(
     if executor not in _MAKERS:
         raise ValueError(f"executor={executor} is not known; choose one of {', '.join(_MAKERS)}")
     return _MAKERS[executor](
-        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded)
+        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded, sampling)
     )
 
 
@@ -156,6 +159,7 @@ def _simulated(asked: _Asked) -> Made:
         say=asked.say,
         logs_blocks=asked.logs_blocks,
         folded=asked.folded,
+        sampling=asked.sampling,
     )
     return Made(engine=engine, vocab_size=model.vocab_size)
 

@@ -162,17 +162,19 @@ def test_many_drawn_batches(problem: Problem) -> None:
     assert FIXED.error(problem) <= tolerance(problem.dtype)
 
 
-@pytest.mark.parametrize("spoiled", [0, 1, 2])
-def test_nan_stays_in_its_row(spoiled: int) -> None:
+def test_nan_stays_in_its_row() -> None:
     """One request whose values overflowed must not spoil its neighbours in buffers and tiles."""
     problem = FIXED.problem((1, 19, 1, 3), (150, 40, 9, 70), seed=0)
     clean = FIXED.answer(problem)
-    problem.stored[spoiled][1, 0, 0, 0] = np.nan
-    got = FIXED.answer(problem)
-    first, last = problem.cu_q_lens[spoiled : spoiled + 2]
-    assert np.isnan(got[first:last, 0, 0]).all(), "a NaN in the context must be seen"
-    others = np.r_[0:first, last : len(got)]
-    np.testing.assert_array_equal(got[others], clean[others])
+    for spoiled in (0, 1, 2):
+        values = problem.stored[spoiled][1]
+        sound, values[0, 0, 0] = values[0, 0, 0], np.nan
+        got = FIXED.answer(problem)
+        values[0, 0, 0] = sound
+        first, last = problem.cu_q_lens[spoiled : spoiled + 2]
+        assert np.isnan(got[first:last, 0, 0]).all(), "a NaN in the context must be seen"
+        others = np.r_[0:first, last : len(got)]
+        np.testing.assert_array_equal(got[others], clean[others])
 
 
 def test_one_compile_serves_all_values() -> None:
