@@ -53,7 +53,7 @@ D4 = Row(
     "Weights of 140 GB on four cards of 80e9 bytes, utilisation 0.92: what weights, workspace and "
     "activations leave by vLLM's rule, in which the share is of all memory",
     {"weights, GB": 140, "GiB for KV": 140},
-    "130 to 145 GiB, weights 2 %; by the engine's own rule it does not hold",
+    "130 to 145 GiB, weights 2 %",
 )
 D5 = Row(
     "D5",
