@@ -20,7 +20,14 @@ from paxserve.models.load import LoadedModel
 from paxserve.notices import Notices, Say
 from paxserve.policies import Policies
 from paxserve.settings import EngineSettings
-from paxserve.sizing import PoolSize, check_host_pool, num_host_blocks, pool_size, step_bytes
+from paxserve.sizing import (
+    PoolSize,
+    check_host_pool,
+    num_host_blocks,
+    pool_size,
+    step_bytes,
+    workspace_warning,
+)
 
 if TYPE_CHECKING:
     from kernels_pallas.support import Choice
@@ -201,6 +208,15 @@ def simulated_engine(
     whole_block = settings.tensor_parallel_size * size.bytes_per_block
     policies.check(limits)
     say(str(size) + _override_note(settings))
+    lacking = workspace_warning(
+        model.share(size.num_devices),
+        size,
+        usable_bytes=hardware.usable_bytes,
+        num_tokens=limits.max_num_batched_tokens,
+        num_rows=limits.max_num_seqs,
+    )
+    if lacking is not None:
+        say(lacking)
     target = Target(
         model=model,
         hardware=hardware,

@@ -169,7 +169,8 @@ def search(
         slo: what is to be met.
         tolerance: relative distance of the two ends at which the search stops.
         start: the first rate.
-        lowest, highest: rates beyond which nothing is tried; default: `start` / 1024, * 1024.
+        lowest, highest: rates beyond which nothing is tried; default: `start` / 1024, * 1024. All
+            rates have 6 digits, these and `start` too.
         on_probe: called after each measurement.
 
     Raises:
@@ -182,7 +183,7 @@ def search(
     real("lowest rate", lowest, high=start, above=True)
     real("highest rate", highest, low=start, high=HIGHEST_RATE)
     found = _Search(measure, slo, tolerance, on_probe)
-    low, high = found.bracket(start, lowest, highest)
+    low, high = found.bracket(_rounded(start), _rounded(lowest), _rounded(highest))
     if low is not None and high is not None:
         low, high = found.bisect(low, high)
     outcome = Outcome.FOUND if low and high else Outcome.EVERY_RATE if low else Outcome.NO_RATE
@@ -212,6 +213,7 @@ class _Search:
         return self._up(probe, highest) if probe.is_met else self._down(probe, lowest)
 
     def _up(self, met: Probe, highest: float) -> tuple[Probe, Probe | None]:
+        """`highest` is rounded as rates are, and so is reached."""
         num_flat = 0
         while met.rate < highest and num_flat < 2:
             probe = self._probe(min(2 * met.rate, highest))
@@ -222,6 +224,7 @@ class _Search:
         return met, None
 
     def _down(self, unmet: Probe, lowest: float) -> tuple[Probe | None, Probe]:
+        """`lowest` is rounded as rates are, and so is reached."""
         while unmet.rate > lowest:
             probe = self._probe(max(unmet.rate / 2, lowest))
             if probe.is_met:
@@ -240,7 +243,7 @@ class _Search:
 
     def _probe(self, rate: float) -> Probe:
         """Of a rate that a later search, even a finer one, asks for again."""
-        rate = float(f"{rate:.{_DIGITS}g}")
+        rate = _rounded(rate)
         figures = self._measure(rate)
         try:
             unmet = self._slo.unmet(figures)
@@ -250,6 +253,10 @@ class _Search:
         self.probes[rate] = probe
         self._on_probe(probe)
         return probe
+
+
+def _rounded(rate: float) -> float:
+    return float(f"{rate:.{_DIGITS}g}")
 
 
 def _has_no_more(slower: Probe, faster: Probe) -> bool:

@@ -129,6 +129,30 @@ def step_bytes(
     return 4 * (num_tokens * per_token + num_rows * per_row) + KERNEL_BYTES + sums
 
 
+def workspace_warning(
+    part: Dimensions, size: PoolSize, *, usable_bytes: int, num_tokens: int, num_rows: int
+) -> str | None:
+    """What to say where a pool of a size that was asked for leaves too little for a step, by
+    `step_bytes`. No error: that is an upper bound, several times what some compilers need.
+
+    Args:
+        part: a device's share of the model.
+        size: of its pool.
+        usable_bytes: of its memory.
+        num_tokens, num_rows: of the largest step.
+    """
+    step = step_bytes(part, num_tokens=num_tokens, num_rows=num_rows, num_devices=size.num_devices)
+    lacking = part.weight_bytes + size.num_bytes + step - usable_bytes
+    if lacking <= 0:
+        return None
+    return (
+        f"warning: by the estimate of workspace this does not fit: {part.weight_bytes / 1e9:.1f} "
+        f"GB of weights, {size.num_bytes / 1e9:.1f} GB of KV ({size.reason}) and {step / 1e9:.1f} "
+        f"GB for a step are {lacking / 1e9:.1f} GB more than there are; the last is an upper "
+        f"bound, float32 activations of {num_tokens} tokens and logits of {num_rows} rows"
+    )
+
+
 def num_host_blocks(swap_space_gib: float, *, bytes_per_block: int) -> int:
     """Blocks of the host's pool: as many whole ones as the swap space holds, none for 0.
 

@@ -33,14 +33,17 @@ class MemoryPlan:
         weight_bytes: a device's share of the weights.
         step_bytes: set aside for the largest step: `estimated_step_bytes`, or what its compiler
             counts, with `is_compiled`.
-        kv_bytes: the pool of the engine: `num_blocks`, the null block among them.
-        left_bytes: what memory_utilization leaves, and what no request could use.
+        kv_bytes: the pool on the device: `num_device_blocks`, the null block among them.
+        left_bytes: what memory_utilization leaves, and what no request could use; below 0 where
+            a pool of a size that was asked for leaves too little for the step.
         reason: what sized the pool.
         rule_kv_bytes: memory_utilization of what reserved, weights and step leave: the engine's
             rule, before whole blocks and rows without a use.
         vllm_kv_bytes: memory_utilization of all memory, less weights and step: vLLM's rule, in
             which the rest of the memory has to cover what is reserved.
         kv_bytes_per_token, kv_bytes_per_token_and_layer: of the whole model, all devices together.
+        num_blocks: what the engine hands out, the null block among them; fewer than the device
+            has with num_blocks_override.
         max_num_seqs, max_num_batched_tokens, max_model_len: of the engine.
         capacities: from short contexts to the longest.
     """
@@ -60,6 +63,7 @@ class MemoryPlan:
     vllm_kv_bytes: int
     kv_bytes_per_token: int
     kv_bytes_per_token_and_layer: int
+    num_device_blocks: int
     num_blocks: int
     block_size: int
     max_num_seqs: int
@@ -69,7 +73,7 @@ class MemoryPlan:
 
     @property
     def num_tokens(self) -> int:
-        """That the pool holds."""
+        """That the engine hands out."""
         return (self.num_blocks - 1) * self.block_size
 
 
@@ -100,6 +104,7 @@ def memory_plan(setup: Setup) -> MemoryPlan:
         vllm_kv_bytes=int(share * hardware.memory_bytes) - weights - step,
         kv_bytes_per_token=kv,
         kv_bytes_per_token_and_layer=kv // model.num_layers,
+        num_device_blocks=size.num_blocks,
         num_blocks=limits.num_blocks,
         block_size=limits.block_size,
         max_num_seqs=limits.max_num_seqs,

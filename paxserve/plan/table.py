@@ -37,7 +37,7 @@ def print_plan(plan: Plan, *, name: str, console: Console | None = None) -> None
         "",
     )
     console.print(_memory(memory))
-    say(*_rules(memory), "")
+    say(*_rules(memory), *_override(memory), *_misfit(memory), "")
     console.print(_capacities(memory))
     say("", *_ridge(plan), "")
     console.print(_batches(plan))
@@ -60,14 +60,15 @@ def _memory(memory: MemoryPlan) -> Table:
     by = "the engine's estimate"
     if memory.is_compiled:
         by = f"as its compiler counts; estimate {memory.estimated_step_bytes / 1e9:.2f} GB"
+    blocks = memory.num_device_blocks - 1
     terms = {
         "reserved: context, fragmentation": memory.reserved_bytes,
         "weights": memory.weight_bytes,
         f"largest step ({memory.max_num_batched_tokens} tokens, {memory.max_num_seqs} rows; "
         f"{by})": memory.step_bytes,
-        f"KV: {memory.num_blocks - 1:,} blocks of {memory.block_size} = {memory.num_tokens:,} "
+        f"KV: {blocks:,} blocks of {memory.block_size} = {blocks * memory.block_size:,} "
         f"tokens, and the null block": memory.kv_bytes,
-        f"left ({memory.reason})": memory.left_bytes,
+        f"{'left' if memory.left_bytes >= 0 else 'lacking'} ({memory.reason})": memory.left_bytes,
     }
     for name, num_bytes in terms.items():
         table.add_row(name, f"{num_bytes / 1e9:.2f}", f"{num_bytes / GIB:.2f}")
@@ -96,6 +97,30 @@ def _rules(memory: MemoryPlan) -> tuple[str, ...]:
         f"KV by vLLM's rule, for comparison: {share:g} x {all_} - {weights} - {step} = "
         f"{memory.vllm_kv_bytes / 1e9:.2f} GB each, "
         f"{count * memory.vllm_kv_bytes / GIB:.1f} GiB on {count}",
+    )
+
+
+def _override(memory: MemoryPlan) -> tuple[str, ...]:
+    if memory.num_blocks == memory.num_device_blocks:
+        return ()
+    share = memory.num_blocks / memory.num_device_blocks
+    return (
+        f"of the pool the host hands out {memory.num_blocks - 1:,} blocks = {memory.num_tokens:,} "
+        f"tokens, {share * memory.kv_bytes / 1e9:.2f} GB with the null block "
+        "(num_blocks_override or num_slots_override); the rest stays idle",
+    )
+
+
+def _misfit(memory: MemoryPlan) -> tuple[str, ...]:
+    """Where what is lacking is said again, so that nobody overlooks it."""
+    if memory.left_bytes >= 0:
+        return ()
+    by = "as its compiler counts workspace"
+    if not memory.is_compiled:
+        by = "by the estimate of workspace, an upper bound (--compile asks the compiler)"
+    return (
+        f"DOES NOT FIT {by}: {-memory.left_bytes / 1e9:.2f} GB more than there are; lower "
+        "limits.kv_cache_memory_bytes, limits.max_num_batched_tokens or limits.max_num_seqs",
     )
 
 

@@ -5,10 +5,12 @@ tables. Must not know: files, pictures.
 
 A sweep has axes. One is the seed, over which means are taken; one may be numeric and is what
 figures are drawn against (`by`); what sets cells apart beside these is called their policy,
-whatever it is. Intervals are 95 % bootstrap intervals of the mean over seeds; with fewer than five
+whatever it is. A number that is null in some cell has no place on an axis, so it is a policy, too.
+Intervals are 95 % bootstrap intervals of the mean over seeds; with fewer than five
 seeds they are narrower than they should be, and with one there is none.
 """
 
+import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -79,10 +81,12 @@ class Comparison:
         """
         axes = axes_in(table)
         cells = table.to_pandas()
+        for axis in axes:  # integers beside null would become floats beside NaN
+            cells[axis] = pd.Series(table[axis].to_pylist(), dtype=object)
+        numeric = [axis for axis in axes if axis != SEED and _is_numeric(table[axis])]
         cells = cells[cells[STATE] == "complete"].reset_index(drop=True)
         if cells.empty:
             raise ValueError("no cell of this sweep is complete")
-        numeric = [a for a in axes if a != SEED and pd.api.types.is_numeric_dtype(cells[a])]
         if by is not None and by not in numeric:
             raise ValueError(f"{by} is no numeric axis of this sweep; there are {numeric}")
         if by is None and len(numeric) == 1:
@@ -131,7 +135,7 @@ class Comparison:
                 policy
                 for policy in self._policies()
                 if all(
-                    wanted.get(axis, str(value)) == str(value)
+                    wanted.get(axis, str(value)) in (str(value), json.dumps(value))
                     for axis, value in zip(self.policy_axes, policy, strict=True)
                 )
             }
@@ -185,6 +189,12 @@ class Comparison:
             yield float(place), group
 
 
+def _is_numeric(column: pa.ChunkedArray) -> bool:
+    kind = column.type
+    is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
+    return is_number and not column.null_count
+
+
 def _by_seed(group: pd.DataFrame, metric: str) -> pd.Series:
     """Cells of one seed, of which there is more than one only if a key is in no axis."""
     seeds = group[SEED] if SEED in group else pd.Series(0, index=group.index)
@@ -197,4 +207,4 @@ def _mean(values: np.ndarray) -> tuple[float, float | None, float | None]:
 
 
 def _short(value: Any) -> str:
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{value:g}" if isinstance(value, float) else json.dumps(value)

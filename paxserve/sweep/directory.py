@@ -96,6 +96,11 @@ class SweepDirectory:
             return State.FAILED
         return State.COMPLETE if (path / MARKER).is_file() else State.MISSING
 
+    def run_of(self, cell: Cell) -> int | None:
+        """Which run's directory is the cell's: another number after another run; None: missing."""
+        path = self.of(cell)
+        return path.stat().st_ino if path.is_dir() else None
+
     def begin(self, cell: Cell) -> Path:
         """A new directory for a run of the cell."""
         path = self.path / f"{cell.name}{_RUNNING}{secrets.token_hex(4)}"

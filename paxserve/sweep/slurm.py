@@ -58,13 +58,19 @@ def array_of_jobs(cluster: str, resources: Mapping[str, Any]) -> Runner:
         executor = submitit.AutoExecutor(folder=directory.path / "submitit", cluster=cluster)
         executor.update_parameters(name="paxserve", **given)
         path = directory.path.resolve()
+        before = {cell.name: directory.run_of(cell) for cell in cells}
         jobs = executor.map_array(_job, [path] * len(cells), [cell.to_json() for cell in cells])
-        _wait(directory, list(zip(cells, jobs, strict=True)), listener)
+        _wait(directory, list(zip(cells, jobs, strict=True)), before, listener)
 
     return run
 
 
-def _wait(directory: SweepDirectory, jobs: list[tuple[Cell, Any]], listener: Listener) -> None:
+def _wait(
+    directory: SweepDirectory,
+    jobs: list[tuple[Cell, Any]],
+    before: Mapping[str, int | None],
+    listener: Listener,
+) -> None:
     start_s = time.monotonic()
     with terminated_like_interrupted():
         try:
@@ -74,7 +80,7 @@ def _wait(directory: SweepDirectory, jobs: list[tuple[Cell, Any]], listener: Lis
                 for cell, job in [pair for pair in jobs if pair[1].done()]:
                     jobs.remove((cell, job))
                     error = job.exception()
-                    if error is not None:
+                    if error is not None and directory.run_of(cell) == before[cell.name]:
                         _note_lost(directory, cell, error)
                     ended = Ended(cell, directory.state(cell), time.monotonic() - start_s)
                     listener.on_ended(ended, len(jobs))
@@ -84,7 +90,9 @@ def _wait(directory: SweepDirectory, jobs: list[tuple[Cell, Any]], listener: Lis
 
 
 def _note_lost(directory: SweepDirectory, cell: Cell, error: Exception) -> None:
-    """The job ended without ending its cell: a lost machine, the time limit, an error of Slurm."""
+    """The job ended without ending its cell: a lost machine, the time limit, an error of Slurm. A
+    job that was lost after its cell had ended has left nothing to note.
+    """
     path = directory.begin(cell)
     write_text(path / FAILURE, f"the job was lost\n\n{error}\n")
     directory.keep(cell.name, path)

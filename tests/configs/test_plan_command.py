@@ -51,6 +51,23 @@ def test_it_says_what_there_is_to_say(plan):
         assert words in out, words
 
 
+def test_it_says_what_does_not_fit_and_what_is_left_idle(plan):
+    eight = ("model=llama-3-8b", "hardware=a100-80g", "limits.max_num_seqs=2048")
+    code, out, _ = plan(*eight, "limits.kv_cache_memory_bytes=68000000000",
+                        "limits.max_num_batched_tokens=16384")  # fmt: skip
+    assert code == 0
+    assert "DOES NOT FIT by the estimate of workspace" in out
+    assert "9.43 GB more than there are" in out
+    assert "lacking (kv_cache_memory_bytes)" in out
+    assert "-9.43" in out
+    _, out, _ = plan(*eight[:2], "limits.num_blocks_override=100")
+    assert "KV: 16,384 blocks of 16 = 262,144 tokens, and the null block" in out
+    assert "the host hands out 99 blocks = 1,584 tokens, 0.21 GB with the null block" in out
+    assert "DOES NOT FIT" not in out
+    _, out, _ = plan(*eight[:2])
+    assert "hands out" not in out
+
+
 def test_tp_is_short_for_the_setting():
     short, long = configured(*LLAMA, "tp=4"), configured(*LLAMA, "limits.tensor_parallel_size=4")
     assert short == long

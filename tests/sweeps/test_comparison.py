@@ -100,6 +100,64 @@ def test_a_baseline_is_a_cell_or_what_sets_it_apart(sweep):
             compared.baseline(asked)
 
 
+@pytest.fixture
+def swept(tmp_path):
+    """A complete sweep over one setting and two seeds; a figure is 10 times the setting's place."""
+
+    def made(key, values):
+        directory = SweepDirectory.made(tmp_path / "swept")
+        group, name = key.split(".")
+        cells = [
+            Cell(overrides=(), keys=(key, "seed"),
+                 config={"choices": {}, group: {name: value}, "seed": seed})
+            for value in values for seed in (0, 1)
+        ]  # fmt: skip
+        directory.add(cells)
+        for place, one in enumerate(cells):
+            running = directory.begin(one)
+            (running / "summary.json").write_text(json.dumps({"p99_itl_ms": 10.0 * (place // 2)}))
+            (running / "complete").write_text("")
+            directory.keep(one.name, running)
+        return directory
+
+    return made
+
+
+@pytest.mark.parametrize(
+    ("values", "names"),
+    [
+        ([64, 128, None], ["x=64", "x=128", "x=null"]),
+        ([0.5, None, 2.5], ["x=0.5", "x=null", "x=2.5"]),
+        ([None, "auto"], ["x=null", "auto"]),
+        ([False, True], ["x=false", "x=true"]),
+        ([False, None], ["x=false", "x=null"]),
+        ([3, "auto", None], ["3", "auto", "x=null"]),
+    ],
+)
+def test_no_value_of_a_setting_is_lost(swept, values, names):
+    """Nor is it anything but a policy where it cannot be drawn against."""
+    compared = Comparison.of(sweep_table(swept("limits.x", values)))
+    assert (compared.by, compared.policy_axes) == (None, ("limits.x",))
+    found = {mean.policy: (mean.mean, mean.num_seeds) for mean in compared.means()}
+    assert found == {name: (10.0 * place, 2) for place, name in enumerate(names)}
+    assert len(draw_means(compared).axes) == 1
+    for value, name in zip(values, names, strict=True):
+        word = value if isinstance(value, str) else json.dumps(value)
+        base = compared.baseline(f"limits.x={word}")
+        assert compared.policies[base] == name
+        others = {difference.policy for difference in compared.differences(base)}
+        assert others == set(names) - {name}
+
+
+def test_whole_numbers_beside_null_stay_whole(swept):
+    """Here the other axis is drawn against."""
+    table = sweep_table(swept("limits.x", [64, None]))
+    compared = Comparison.of(table)
+    assert list(compared.policies) == [(64,), (None,)]
+    with pytest.raises(ValueError, match=r"limits.x is no numeric axis of this sweep; there are"):
+        Comparison.of(table, by="limits.x")
+
+
 def test_without_a_numeric_axis(sweep):
     table = sweep_table(sweep)
     names = [c for c in table.column_names if c != "workload.rate"]

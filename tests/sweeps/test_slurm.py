@@ -45,6 +45,17 @@ class Jobs:
         return [Job(self, function, error, one) for error, one in calls]
 
 
+class LostAfterwards(RuntimeError):
+    """Its job had ended the cell before."""
+
+
+def end(directory, cell, marker):
+    """A run of the cell has ended."""
+    running = directory.begin(cell)
+    (running / marker).write_text("")
+    directory.keep(cell.name, running)
+
+
 class Job:
     def __init__(self, jobs, function, error, arguments):
         self.jobs, self.call, self.error = jobs, (function, arguments), error
@@ -52,6 +63,9 @@ class Job:
     def done(self):
         if isinstance(self.error, KeyboardInterrupt):
             raise self.error
+        if isinstance(self.error, LostAfterwards):
+            path, asked = self.call[1]
+            end(SweepDirectory(path), Cell.from_json(asked), "complete")
         return True
 
     def exception(self):
@@ -87,8 +101,7 @@ def test_what_is_asked_of_slurm(tmp_path, monkeypatch):
     monkeypatch.setattr(slurm, "_POLL_S", 0.0)
     resources = {"array_parallelism": 3, "partition": None, "mem_gb": 2, "setup": []}
     directory, ends = SweepDirectory.made(tmp_path), Ends()
-    (tmp_path / cells(2)[0].name).mkdir()
-    (tmp_path / cells(2)[0].name / "complete").write_text("")
+    end(directory, cells(2)[0], "complete")
     run = slurm.array_of_jobs("slurm", resources)
     run(directory, cells(2), 0, ends)
     assert jobs.asked == {
@@ -99,6 +112,21 @@ def test_what_is_asked_of_slurm(tmp_path, monkeypatch):
     note = (tmp_path / cells(2)[1].name / "error.txt").read_text()
     assert note == "the job was lost\n\nnode 7 is gone\n"
     assert jobs.cancelled == []
+
+
+@pytest.mark.parametrize("before", [None, "error.txt", "complete"])
+def test_a_lost_job_takes_nothing_that_has_ended_with_it(tmp_path, monkeypatch, before):
+    """Whatever was there before: the job of the first cell has ended it, that of the other not."""
+    monkeypatch.setattr(slurm, "_POLL_S", 0.0)
+    jobs = Jobs(LostAfterwards("time limit"), RuntimeError("time limit"))
+    monkeypatch.setitem(sys.modules, "submitit", jobs)
+    directory, ends = SweepDirectory.made(tmp_path), Ends()
+    for cell in cells(2):
+        if before is not None:
+            end(directory, cell, before)
+    slurm.array_of_jobs("slurm", {})(directory, cells(2), 0, ends)
+    assert ends.told == [("complete", 1), ("failed", 0)]
+    assert [str(directory.state(cell)) for cell in cells(2)] == ["complete", "failed"]
 
 
 def test_an_interrupt_ends_the_jobs(tmp_path, monkeypatch):

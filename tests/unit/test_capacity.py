@@ -76,6 +76,35 @@ def test_the_answer_for_any_server(served, alone_ms, start):
         assert exact < max(start / 1024, served * 0.02)
 
 
+RATES = st.floats(1e-3, 1e4)
+SHARES = st.floats(1e-4, 1.0)
+
+
+@given(start=RATES, share=SHARES, power=st.floats(-2, 2), is_met=st.booleans())
+def test_a_search_ends_whatever_its_limits_and_the_figures(start, share, power, is_met):
+    """Figures may get worse as the rate falls, and limits have more digits than rates."""
+    limits = {"highest": min(start / share, 1e6)} if is_met else {"lowest": share * start}
+
+    def measure(rate):
+        assert len(asked) < 100, "the search does not end"
+        worse = (rate / start) ** power * (1e-30 if is_met else 1e30)
+        return {"p99_itl_ms": worse, "request_throughput": rate, "output_throughput": rate}
+
+    measure, asked = counted(measure)
+    found = search(measure, ITL, start=start, **limits)
+    assert found.outcome is (Outcome.EVERY_RATE if is_met else Outcome.NO_RATE)
+    assert len(asked) == len(set(asked)) <= 2 + math.ceil(math.log2(1 / share) + 1e-3)
+
+
+@pytest.mark.parametrize("start", [3.0, 7.0, 1 / 3, 6.4000001])
+def test_a_search_ends_at_the_lowest_rate_it_was_not_told(start):
+    measure, asked = counted(lambda rate: {"p99_itl_ms": 1e9 / rate if len(asked) < 99 else 0.0})
+    found = search(measure, ITL, start=start)
+    assert found.outcome is Outcome.NO_RATE
+    assert found.probes[0].rate == pytest.approx(start / 1024, rel=1e-5)
+    assert len(asked) <= 12
+
+
 def test_an_slo_that_no_rate_meets():
     """Found after few probes: half the rate changes nothing any more."""
     measure, asked = counted(server(3.0, alone_ms=150))

@@ -9,6 +9,8 @@ import pytest
 from cost_builders import KV_BYTES_PER_TOKEN, small_hardware, small_model
 from plan_builders import configured, small_setup
 
+from paxserve.assemble import simulated_engine
+from paxserve.claims.serving import policies
 from paxserve.compose import load_policies
 from paxserve.engines import make_engine
 from paxserve.hydra_config import compose_config
@@ -107,6 +109,38 @@ def test_terms_add_up_and_blocks_are_those_of_the_engine(overrides):
     assert (memory.num_blocks, memory.block_size) == (limits.num_blocks, limits.block_size)
     assert memory.max_num_batched_tokens == limits.max_num_batched_tokens
     assert setup.limits()[1] == limits
+
+
+@pytest.mark.parametrize("override", ["num_blocks_override", "num_slots_override"])
+def test_the_device_s_pool_and_what_the_host_hands_out_are_two_things(override):
+    whole, some = (
+        memory_plan(small_setup(memory_utilization=0.5, **more)) for more in ({}, {override: 40})
+    )
+    assert (some.num_device_blocks, some.kv_bytes) == (129, 129 * BLOCK)
+    assert some.left_bytes == whole.left_bytes
+    assert some.num_blocks == (40 if override == "num_blocks_override" else 11)
+    assert some.num_tokens == (39 if override == "num_blocks_override" else 10) * 4
+
+
+@pytest.mark.parametrize("spare", [-1, 0, 1000])
+def test_a_pool_that_was_asked_for_may_leave_too_little_for_a_step(spare):
+    """The engine says so, and the plan has a term below zero."""
+    hardware = small_hardware(memory_bytes=1000 + WEIGHTS + 50 * BLOCK + STEP + spare)
+    setup = small_setup(hardware=hardware, kv_cache_memory_bytes=50 * BLOCK)
+    assert memory_plan(setup).left_bytes == spare
+    said = []
+    simulated_engine(
+        model=setup.model,
+        hardware=hardware,
+        cost_model=setup.cost_model,
+        settings=setup.settings,
+        policies=policies(batching="chunked_prefill"),
+        say=said.append,
+    )
+    assert len(said) == (2 if spare < 0 else 1)
+    if spare < 0:
+        assert "by the estimate of workspace this does not fit" in said[1]
+        assert "32 tokens and logits of 8 rows" in said[1]
 
 
 def test_what_does_not_fit_is_refused_with_the_numbers():
