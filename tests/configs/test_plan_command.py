@@ -44,7 +44,7 @@ def test_it_says_what_there_is_to_say(plan):
         "ridge: 295 FLOP/byte; decodes reach it with 340 rows by their weights alone, and ",
         "weights 70%, links 30%",
         "a roofline with the default efficiencies is optimistic: the products of measured steps",
-        "serve with limits.max_num_seqs=102 limits.max_num_batched_tokens=512",
+        "serve with limits.max_num_seqs=118 limits.max_num_batched_tokens=640",
         "64 KV heads (MHA)",
         "1 device: the model does not fit: 141.1 GB of weights",
     ):
