@@ -110,6 +110,7 @@ def _act(arguments: list[str]) -> int:
     fidelity_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
+    _find_own_modules()
     known = _parsed(parser, arguments)
     if known.command is None:
         parser.print_help()
@@ -177,7 +178,7 @@ def run_command(overrides: Sequence[str], *, into: Path | None = None) -> int:
         else:
             summaries[HydraConfig.get().job.override_dirname or "run"] = done
 
-    sys.path.insert(0, os.getcwd())  # for a policy of your own: batching=my_module:MyBatching
+    _find_own_modules()
     main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="config")
     try:
         with TemporaryDirectory(prefix="paxserve-") as scratch:
@@ -191,6 +192,11 @@ def run_command(overrides: Sequence[str], *, into: Path | None = None) -> int:
     if len(failures) > 1:
         print(f"paxserve: {len(failures)} runs failed; see above", file=sys.stderr)
     return max((_exit_code(failure) for failure in failures), default=0)
+
+
+def _find_own_modules() -> None:
+    """For a policy of your own: batching=my_module:MyBatching."""
+    sys.path.insert(0, os.getcwd())
 
 
 def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Exception:

@@ -9,7 +9,7 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from paxserve.assemble import real_engine, scripted_engine, simulated_engine
-from paxserve.compose import load
+from paxserve.compose import COST_MODEL, check_own, load
 from paxserve.cost_model import CostModel
 from paxserve.engine import Engine
 from paxserve.folded import FoldedRequests
@@ -49,6 +49,7 @@ class _Asked(NamedTuple):
     logs_blocks: bool
     forks: bool
     folded: FoldedRequests | None
+    own_cost_model: object
 
     def settings(self, *, unread: Iterable[str], **more: Any) -> EngineSettings:
         """Limits, of which some are legal but not read by this executor."""
@@ -79,6 +80,7 @@ def make_engine(
     logs_blocks: bool,
     forks: bool,
     folded: FoldedRequests | None = None,
+    own_cost_model: object = None,
 ) -> Made:
     """The engine that was asked for, not warmed up.
 
@@ -88,6 +90,7 @@ def make_engine(
         policies: as composed.
         choices: group -> the name that was chosen for it.
         seed, say, logs_blocks, forks, folded: as of `real_engine`.
+        own_cost_model: in place of the one that was chosen.
 
     Raises:
         ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError: as of `load_model`
@@ -95,8 +98,10 @@ def make_engine(
     """
     if executor not in _MAKERS:
         raise ValueError(f"executor={executor} is not known; choose one of {', '.join(_MAKERS)}")
+    if own_cost_model is not None and executor != "simulated":
+        raise ValueError(f"cost_model was given, but executor={executor} reads none")
     return _MAKERS[executor](
-        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded)
+        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded, own_cost_model)
     )
 
 
@@ -147,7 +152,7 @@ def _simulated(asked: _Asked) -> Made:
     engine = simulated_engine(
         model=model,
         hardware=hardware(knobs),
-        cost_model=cost_model(knobs, asked.choices["cost_model"]),
+        cost_model=_cost_model(asked),
         settings=settings,
         policies=asked.policies,
         pads=pads,
@@ -216,9 +221,17 @@ def cost_model(knobs: Knobs, name: str) -> CostModel:
     Raises:
         ValueError: there is none of that name, or a setting that it does not have.
     """
-    knobs.used("cost_model")
-    made: CostModel = load("cost_model", name, knobs.plain("cost_model"))
+    knobs.used(COST_MODEL)
+    made: CostModel = load(COST_MODEL, name, knobs.plain("cost_model"))
     return made
+
+
+def _cost_model(asked: _Asked) -> CostModel:
+    if asked.own_cost_model is None:
+        return cost_model(asked.knobs, asked.choices[COST_MODEL])
+    check_own(COST_MODEL, asked.own_cost_model)
+    own: CostModel = asked.own_cost_model  # type: ignore[assignment]
+    return own
 
 
 def _name(section: Mapping[str, Any]) -> str:

@@ -11,7 +11,15 @@ from functools import partial
 from typing import Any
 
 from paxserve.clock import VirtualClock
-from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
+from paxserve.compose import (
+    COST_MODEL,
+    GATE,
+    POLICY_AXES,
+    WORKLOAD_AXES,
+    dotted,
+    load_policies,
+    load_workload,
+)
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
 from paxserve.folded import FoldedRequests
@@ -86,7 +94,8 @@ def run(
         explicit: what the user set, as `group` or `group.key`.
         say: receives messages for people.
         progress: called with (what, done, total).
-        policies: axis -> a policy object, in place of what was chosen for that axis.
+        policies: axis -> a policy object, in place of what was chosen for that axis; `cost_model`
+            is one where the executor is simulated.
         workload: in place of the one that was chosen.
         tracking: whom to tell how it goes.
 
@@ -128,7 +137,9 @@ def prepare(
         raise ValueError(f"record must be one of {', '.join(RECORDS)}, got {record!r}")
     if record == "compact" and logs_blocks:
         raise ValueError("record=compact keeps no history, and record_blocks=true is one")
-    composed = _policies(knobs, choices, policies or {})
+    own = dict(policies or {})
+    own_cost_model = own.pop(COST_MODEL, None)
+    composed = _policies(knobs, choices, own)
     if workload is None:
         workload = _workload(knobs, choices)
     params = _sampling(
@@ -146,6 +157,7 @@ def prepare(
         logs_blocks=logs_blocks,
         forks=params.num_sequences > 1,
         folded=FoldedRequests() if record == "compact" else None,
+        own_cost_model=own_cost_model,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer

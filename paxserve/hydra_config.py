@@ -14,9 +14,9 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted
+from paxserve.compose import COST_MODEL, GATE, POLICY_AXES, WORKLOAD_AXES, dotted
 
-_OWN = (*POLICY_AXES, GATE, *WORKLOAD_AXES, "tracker")  # may be classes of a user's own
+_OWN = (*POLICY_AXES, GATE, *WORKLOAD_AXES, COST_MODEL, "tracker")  # may be classes of a user's own
 _CUSTOM = re.compile(rf"({'|'.join(_OWN)})=([\w.]+:\w+)")
 _SLASH = "__"  # stands for the / of workload/arrivals inside a key
 _QUIET = ("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
