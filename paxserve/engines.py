@@ -15,7 +15,7 @@ from paxserve.engine import Engine
 from paxserve.folded import FoldedRequests
 from paxserve.hardware import Hardware
 from paxserve.models.dimensions import Dimensions
-from paxserve.models.load import LoadedModel, load_model, model_config
+from paxserve.models.load import LoadedModel, load_model, model_config, stored_dtype
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Say
 from paxserve.numbers import flag
@@ -193,7 +193,8 @@ def _scripted(asked: _Asked) -> Made:
 
 
 def dimensions(knobs: Knobs) -> Dimensions:
-    """Sizes of the model that was chosen; its weights, if it has any, are not read.
+    """Sizes of the model that was chosen. Its number type is that of its `config.json`, if it has
+    one and model.dtype was not set: nothing is loaded, so that nothing is converted either.
 
     Raises:
         ValueError: a size that no model can have, or a setting that is none.
@@ -201,7 +202,10 @@ def dimensions(knobs: Knobs) -> Dimensions:
     section = knobs.section("model")
     knobs.used("model")
     if "name" in section:
-        return Dimensions.of(model_config(_name(section)), dtype=section["dtype"])
+        name, dtype = _name(section), section["dtype"]
+        if not knobs.is_set("model.dtype"):
+            dtype = stored_dtype(name) or dtype
+        return Dimensions.of(model_config(name), dtype=dtype)
     return _made(Dimensions, "model", section)
 
 

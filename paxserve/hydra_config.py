@@ -18,6 +18,8 @@ from paxserve.compose import COST_MODEL, GATE, POLICY_AXES, WORKLOAD_AXES, dotte
 
 _OWN = (*POLICY_AXES, GATE, *WORKLOAD_AXES, COST_MODEL, "tracker")  # may be classes of a user's own
 _CUSTOM = re.compile(rf"({'|'.join(_OWN)})=([\w.]+:\w+)")
+_LOADED_MODEL = re.compile(r"model=([^,\[\]{}]*[:/].*)")  # no choice has such a name
+_NAMED_MODEL = "smollm2-135m"  # the choice that has `name` and `dtype` and nothing else
 _SLASH = "__"  # stands for the / of workload/arrivals inside a key
 _QUIET = ("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
 _SWEEP_FLAGS = {"-m", "--multirun"}
@@ -39,7 +41,8 @@ def file_settings(axis: str, name: str) -> dict[str, Any]:
 
 
 def custom_policies(overrides: Sequence[str], *, scratch: str) -> list[str]:
-    """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`; of a
+    """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
+    `model=org/name`, `model=random:CONFIG.json` or `model=./PATH` a `model.name`; of a
     sweep, `n_jobs` and `resume` are settings of its launcher; and Hydra leaves files of its own in
     `scratch` only.
     """
@@ -63,7 +66,9 @@ def _rewritten(overrides: Sequence[str]) -> list[str]:
     rewritten = []
     for override in overrides:
         found = _CUSTOM.fullmatch(override)
-        if found:
+        if loaded := _LOADED_MODEL.fullmatch(override):
+            rewritten += [f"model={_NAMED_MODEL}", f"model.name={loaded[1]}"]
+        elif found:
             rewritten.append(f"+custom.{found[1].replace('/', _SLASH)}={found[2]}")
         elif any(override.startswith(f"{dotted(axis)}.") for axis in custom):
             # Its settings are not in any config file.

@@ -104,7 +104,7 @@ def setup_of(overrides: Sequence[str]) -> tuple[Setup, str]:
         whole_prompts=batching.whole_prompts,
     )
     knobs.check_all_read()
-    return setup, choices["model"]
+    return setup, str(knobs.plain("model").get("name", choices["model"]))
 
 
 def to_json(plan: Plan, *, name: str) -> str:
