@@ -1,6 +1,6 @@
 """`python experiments/compare.py SWEEP`: the tidy table of a sweep, and its standard pictures.
 
-Figures against the numeric axis that was swept, a line per policy, intervals over seeds; with
+Figures against the numeric axis that was swept, a line per policy, their spread over seeds; with
 --baseline also paired differences: each policy's figure less the baseline's with the same seed.
 Everything is written beside the sweep's table, and made anew from what is on disk.
 """
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from paxserve.files import write_arrow, write_text
 from paxserve.report.comparison import draw_differences, draw_means
-from paxserve.sweep.comparison import Comparison, Difference, Mean
+from paxserve.sweep.comparison import Comparison, Difference, Mean, spread_name
 from paxserve.sweep.directory import SweepDirectory
 from paxserve.sweep.table import STATE, write_sweep_table
 from paxserve.terminal import table_console, while_read
@@ -86,7 +86,7 @@ def _print_differences(rows: Sequence[Difference], by: str | None) -> None:
         "policy",
         (by or "").rpartition(".")[2],
         "metric",
-        "mean (95 % of it)",
+        f"mean ({spread_name(row.num_seeds for row in rows) or 'one seed'})",
         "lower",
     ):
         table.add_column(heading)

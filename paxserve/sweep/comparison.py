@@ -6,12 +6,12 @@ tables. Must not know: files, pictures.
 A sweep has axes. One is the seed, over which means are taken; one may be numeric and is what
 figures are drawn against (`by`); what sets cells apart beside these is called their policy,
 whatever it is. A number that is null in some cell has no place on an axis, so it is a policy, too.
-Intervals are 95 % bootstrap intervals of the mean over seeds; with fewer than five
-seeds they are narrower than they should be, and with one there is none.
+Beside a mean over seeds stand the ends of its 95 % bootstrap interval; of fewer than five seeds,
+whose resamples say little, the smallest and the largest value; of one, nothing.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,9 @@ SEED = "seed"
 METRICS = (
     "mean_normalized_latency_s_per_token", "output_throughput", "p99_ttft_ms", "p99_itl_ms",
 )  # fmt: skip
+
+FEWEST_OF_AN_INTERVAL = 5
+INTERVAL = "95 % bootstrap interval of the mean"
 
 type Policy = tuple[Any, ...]
 
@@ -189,6 +192,16 @@ class Comparison:
             yield float(place), group
 
 
+def spread_name(nums_seeds: Iterable[int]) -> str | None:
+    """What `low` and `high` of rows with so many seeds are; None if none of them has any."""
+    counts = sorted({num for num in nums_seeds if num > 1})
+    few = [num for num in counts if num < FEWEST_OF_AN_INTERVAL]
+    if not few:
+        return INTERVAL if counts else None
+    ranges = f"range of {' or '.join(map(str, few))} seeds"
+    return ranges if few == counts else f"{ranges}, {INTERVAL} of more"
+
+
 def _is_numeric(column: pa.ChunkedArray) -> bool:
     kind = column.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
@@ -202,7 +215,11 @@ def _by_seed(group: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def _mean(values: np.ndarray) -> tuple[float, float | None, float | None]:
-    low, high = mean_interval(values, seed=0) if len(values) > 1 else (None, None)
+    low, high = None, None
+    if len(values) >= FEWEST_OF_AN_INTERVAL:
+        low, high = mean_interval(values, seed=0)
+    elif len(values) > 1:
+        low, high = float(values.min()), float(values.max())
     return float(values.mean()), low, high
 
 
