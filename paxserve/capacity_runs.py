@@ -101,7 +101,8 @@ class _Runs:
         """
         asked = (*self._overrides, f"{RATE_KEY}={rate}")
         config = {"choices": self._choices, **_with_rate(self._config, rate)}
-        cell = Cell(overrides=asked, keys=tuple(map(key_of, asked)), config=config)
+        keys = tuple(key for key in map(key_of, asked) if not key.startswith("hydra."))
+        cell = Cell(overrides=asked, keys=keys, config=config)
         if self._directory.state(cell) is not State.COMPLETE:
             self._run(cell)
         return figures_of(self._directory.of(cell), self._per_request)

@@ -35,7 +35,12 @@ from paxserve.engine import Engine
 from paxserve.experiment import Run, run
 from paxserve.fidelity import command as fidelity_command
 from paxserve.files import write_text
-from paxserve.hydra_config import config_directory, custom_policies, read_config
+from paxserve.hydra_config import (
+    config_directory,
+    custom_policies,
+    read_config,
+    search_override,
+)
 from paxserve.metrics import Summary
 from paxserve.plan import command as plan_command
 from paxserve.report.table import print_table
@@ -111,11 +116,11 @@ def _act(arguments: list[str]) -> int:
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
     _find_own_modules()
-    known = _parsed(parser, arguments)
-    if known.command is None:
-        parser.print_help()
-        return 0
     try:
+        known = _parsed(parser, arguments)
+        if known.command is None:
+            parser.print_help()
+            return 0
         return known.act(known) or 0
     except USER_ERRORS as error:
         _note_failure(error, None)
@@ -132,6 +137,8 @@ def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         known.overrides = [*known.overrides, *rest]
+    if getattr(known, "config_dir", None) is not None:
+        known.overrides = [search_override(known.config_dir), *known.overrides]
     return known
 
 

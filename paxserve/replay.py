@@ -16,7 +16,7 @@ from typing import Any
 from paxserve import experiment
 from paxserve.compose import GATE
 from paxserve.experiment import Progress, Run
-from paxserve.hydra_config import Composed, compose_config, key_of
+from paxserve.hydra_config import Composed, compose_config, key_of, rewritten
 from paxserve.metrics import request_record
 from paxserve.notices import Say
 from paxserve.paired import Paired, PairedRecord, paired_records, summarize_pairs
@@ -65,7 +65,8 @@ def replay(
 
     Args:
         run: recorded with `arrivals.jsonl`.
-        overrides: as of `paxserve run`; those of the executor hold for both servings, and so does
+        overrides: as of `paxserve run`; those of the executor, and
+            where configs are looked for, hold for both servings, and so does
             a policy of a user's own that the run had and that is named again.
         out: the directory; default: a new one under runs/.
         say, progress: as of `experiment.run`.
@@ -104,7 +105,7 @@ def replay(
 def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arrival]) -> Composed:
     """The run's settings with overrides in their place."""
     recorded: dict[str, str] = dict(run.config.get("choices", {}))
-    asked = {key_of(override) for override in overrides}
+    asked = {key_of(override) for override in (*overrides, *rewritten(overrides))}
     kept = {
         group: choice
         for group, choice in recorded.items()
@@ -129,7 +130,7 @@ def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arr
 
 
 def _is_of_executor(override: str) -> bool:
-    return key_of(override).split(".")[0] in ("executor", "kernel", "model")
+    return key_of(override).split(".")[0] in ("executor", "kernel", "model", "hydra")
 
 
 def _check_own(run: RunTables, kept: Mapping[str, str]) -> None:
