@@ -13,7 +13,7 @@ from paxserve.compose import COST_MODEL, check_own, load
 from paxserve.cost_model import CostModel
 from paxserve.engine import Engine
 from paxserve.folded import FoldedRequests
-from paxserve.hardware import Hardware
+from paxserve.hardware import Hardware, check_units
 from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel, load_model, model_config, stored_dtype
 from paxserve.models.tokenizer import Tokenizer
@@ -213,10 +213,12 @@ def hardware(knobs: Knobs) -> Hardware:
     """The kind of device that was chosen.
 
     Raises:
-        ValueError: a number that no device can have.
+        ValueError: a number that no device can have, or in another unit.
     """
     knobs.used("hardware")
-    return _made(Hardware, "hardware", knobs.plain("hardware"))
+    values = knobs.plain("hardware")
+    check_units(values)
+    return _made(Hardware, "hardware", values)
 
 
 def cost_model(knobs: Knobs, name: str) -> CostModel:
