@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from paxserve import experiment
 from paxserve.capacity import GROWTH, Capacity, Probe, search
-from paxserve.experiment import Progress, Run
+from paxserve.experiment import Progress, Run, nothing_completed
 from paxserve.files import remove_directory
 from paxserve.hydra_config import Composed, compose_config, key_of
 from paxserve.metrics import Summary
@@ -156,7 +156,5 @@ def _with_rate(config: dict[str, Any], rate: float) -> dict[str, Any]:
 
 
 def _check_completed(done: Run) -> None:
-    if not done.summary["completed"]:
-        errors = [str(error) for _, error in done.refused]
-        errors += [r.error for r in done.engine.requests if r.error is not None]
-        raise ValueError(f"no request was completed: {errors[0] if errors else 'there was none'}")
+    if (nothing := nothing_completed(done)) is not None:
+        raise ValueError(str(nothing))

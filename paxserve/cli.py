@@ -31,8 +31,7 @@ from paxserve import (
     report_commands,
 )
 from paxserve.calibrate import command as calibrate_command
-from paxserve.engine import Engine
-from paxserve.experiment import Run, run
+from paxserve.experiment import NothingCompleted, Run, errors_of, nothing_completed, run
 from paxserve.fidelity import command as fidelity_command
 from paxserve.files import write_text
 from paxserve.hydra_config import (
@@ -55,7 +54,6 @@ from paxserve.tracking import TRACKER, Tracking
 from paxserve.verify import command as verify_command
 
 MOST_LOST_SHOWN = 3
-NOTHING_COMPLETED = "no request was completed"
 USER_ERRORS = (ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError)
 EPILOG = """\
 examples:
@@ -251,8 +249,8 @@ def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Except
 
 def _write(result: Run, path: Path, config: dict[str, Any]) -> None:
     """A run in which nothing was completed has failed, and that is written before the marker."""
-    if not result.summary["completed"]:
-        write_text(path / FAILURE, f"{NOTHING_COMPLETED}\n")
+    if (nothing := nothing_completed(result)) is not None:
+        write_text(path / FAILURE, f"{nothing}\n")
     try:
         write_results(result, path, config=config)
     except Exception as error:  # nothing about it is the user's mistake
@@ -271,22 +269,14 @@ def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
         terminal.say(f"... and {num_more} more; see {kept}")
     print_table({path.name: result.summary})
     print(f"results: {path}")
-    if result.summary["completed"]:
+    if (nothing := nothing_completed(result)) is None:
         return result.summary
-    failure = RuntimeError(NOTHING_COMPLETED)
-    _note_failure(failure, path)
-    return failure
-
-
-def errors_of(engine: Engine) -> list[str]:
-    """Of the requests that failed; the first of them where they were not kept."""
-    if engine.folded is not None:
-        return engine.folded.errors
-    return [request.error for request in engine.requests if request.error is not None]
+    _note_failure(nothing, path)
+    return nothing
 
 
 def _note_failure(error: Exception, path: Path | None) -> None:
-    is_users = isinstance(error, USER_ERRORS)
+    is_users = isinstance(error, (*USER_ERRORS, NothingCompleted))
     what = f"{error}" if is_users else f"{type(error).__name__}: {error}"
     if path is not None:
         write_text(path / FAILURE, "".join([f"{what}\n\n", *traceback.format_exception(error)]))

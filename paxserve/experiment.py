@@ -44,6 +44,10 @@ class ServingFailed(RuntimeError):
     """The engine or a policy failed on requests and settings that had been accepted."""
 
 
+class NothingCompleted(RuntimeError):
+    """Every request was refused or failed; the message has the first reason of each kind."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Prepared:
     """A run before its first request: everything is built and checked, nothing is warmed up.
@@ -220,6 +224,30 @@ def serve_prepared(
         device=prepared.made.device,
         start_s=start_s,
     )
+
+
+def nothing_completed(done: Run) -> NothingCompleted | None:
+    """Why a run has nothing to show; None if any request was completed."""
+    if done.summary["completed"]:
+        return None
+    refused, errors = [str(why) for _, why in done.refused], errors_of(done.engine)
+    num_failed = int(done.summary["failed"] or 0)
+    reasons = [
+        f"{number} of {len(refused) + num_failed} {what}, the first because {first[0]}"
+        for number, what, first in (
+            (len(refused), "refused", refused),
+            (num_failed, "failed", errors),
+        )
+        if first
+    ]
+    return NothingCompleted(f"no request was completed: {'; '.join(reasons) or 'there was none'}")
+
+
+def errors_of(engine: Engine) -> list[str]:
+    """Of the requests that failed; the first of them where they were not kept."""
+    if engine.folded is not None:
+        return engine.folded.errors
+    return [request.error for request in engine.requests if request.error is not None]
 
 
 def cost_line(engine: Engine, wall_s: float) -> str:
