@@ -52,10 +52,10 @@ def compare(path: Path, by: str | None, metrics: Sequence[str], baseline: str | 
     """
     table = write_sweep_table(SweepDirectory.read(path))
     comparison = Comparison.of(table, by=by, metrics=metrics)
-    missing = table.num_rows - len(comparison.cells)
-    if missing:
-        states = [state for state in table[STATE].to_pylist() if state != "complete"]
-        print(f"without {missing} of {table.num_rows} cells: {', '.join(sorted(set(states)))}")
+    if comparison.num_missing:
+        states = sorted({state for state in table[STATE].to_pylist() if state != "complete"})
+        num_lost, num_cells = comparison.num_missing, comparison.num_cells
+        print(f"without {num_lost} of {num_cells} cells: {', '.join(states)}")
     written = [path / "table.csv", *_write(path / "means", comparison.means())]
     draw_means(comparison).save(path / "means.png")
     written.append(path / "means.png")

@@ -75,7 +75,9 @@ def _draw(
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
     spread = spread_name(counts)
     bars = f"; bars: {spread}" if spread else ""
-    picture.suptitle(f"means over {seeds} seeds{bars}", x=0.01, ha="left", fontsize=9)
+    lost = comparison.num_missing
+    missing = f"; {lost} of {comparison.num_cells} cells missing" if lost else ""
+    picture.suptitle(f"means over {seeds} seeds{bars}{missing}", x=0.01, ha="left", fontsize=9)
     return picture
 
 

@@ -61,9 +61,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Cells that have figures; `by` is a numeric axis or None, `policy_axes` are the others."""
+    """Cells that have figures, of `num_cells` that were asked for; `by` is a numeric axis or None,
+    `policy_axes` are the others. A numeric axis of which one value is left is neither.
+    """
 
     cells: pd.DataFrame
+    num_cells: int
     by: str | None
     policy_axes: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -92,8 +95,10 @@ class Comparison:
             raise ValueError("no cell of this sweep is complete")
         if by is not None and by not in numeric:
             raise ValueError(f"{by} is no numeric axis of this sweep; there are {numeric}")
-        if by is None and len(numeric) == 1:
-            (by,) = numeric
+        constant = [axis for axis in numeric if cells[axis].nunique() == 1]
+        drawn = [axis for axis in numeric if axis not in constant]
+        if by in constant or (by is None and len(drawn) == 1):
+            by = None if by in constant else drawn[0]
         known = cells.columns[cells.columns.get_loc(STATE) + 1 :]
         figures = [name for name in known if pd.api.types.is_numeric_dtype(cells[name])]
         unknown = [name for name in metrics if name not in figures]
@@ -102,8 +107,19 @@ class Comparison:
                 f"{', '.join(unknown)} is no figure of this sweep; there are {figures}"
             )
         shown = metrics or [m for m in METRICS if m in figures and cells[m].notna().any()]
-        others = tuple(axis for axis in axes if axis not in (by, SEED))
-        return cls(cells=cells, by=by, policy_axes=others, metrics=tuple(shown))
+        others = tuple(axis for axis in axes if axis not in (by, SEED, *constant))
+        return cls(
+            cells=cells,
+            num_cells=table.num_rows,
+            by=by,
+            policy_axes=others,
+            metrics=tuple(shown),
+        )
+
+    @property
+    def num_missing(self) -> int:
+        """Cells without figures: failed, or not run."""
+        return self.num_cells - len(self.cells)
 
     @property
     def policies(self) -> dict[Policy, str]:

@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -191,6 +192,18 @@ def test_without_a_numeric_axis(sweep):
     ]  # fmt: skip
     assert len(rows) == 6
     assert len(draw_means(compared).axes) == 2
+
+
+def test_an_axis_of_which_one_value_is_left_is_none(sweep):
+    for rate_4 in [cell(b, 4, s) for b in ("static", "textbook") for s in SEEDS]:
+        shutil.rmtree(sweep.path / rate_4.name, ignore_errors=True)
+    for settings in ({}, {"by": "workload.rate"}):
+        compared = Comparison.of(sweep_table(sweep), **settings)
+        assert (compared.by, compared.policy_axes) == (None, ("batching",))
+        assert list(compared.policies.values()) == ["static", "textbook"]
+    assert compared.baseline("batching=static") == ("static",)
+    drawn = draw_means(compared).get_suptitle()
+    assert drawn == "means over 3 seeds; bars: range of 3 seeds; 6 of 12 cells missing"
 
 
 @pytest.mark.parametrize(
