@@ -81,9 +81,13 @@ def replay(
     named_again = {f"{group}={name}" for group, name in run.config.get("choices", {}).items()}
     of_both = [o for o in overrides if o in named_again or _is_of_executor(o)]
     path = new_run_dir(None if out is None else str(out))
+    settings = {
+        name: settings_of(run, asked, arrivals)
+        for name, asked in ((OWN, of_both), (OTHER, overrides))
+    }
+    _check(settings[OTHER], arrivals)  # before its own serving, which may take long
     served = []
-    for name, asked in ((OWN, of_both), (OTHER, overrides)):
-        config, choices, explicit = settings_of(run, asked, arrivals)
+    for name, (config, choices, explicit) in settings.items():
         say(f"replay of {len(arrivals)} requests under {name} policies")
         done = experiment.run(
             config, choices=choices, explicit=explicit, say=say, progress=progress,
@@ -100,6 +104,18 @@ def replay(
     seed = int(run.config.get("seed", 0))
     figures = summarize_pairs(records, seed=seed)
     return Replay(first=first, second=second, records=records, figures=figures, path=path)
+
+
+def _check(settings: Composed, arrivals: tuple[Arrival, ...]) -> None:
+    """Build what would serve, and let it go: two engines would not find room on a device."""
+    config, choices, explicit = settings
+    experiment.prepare(
+        config,
+        choices=choices,
+        explicit=explicit,
+        say=lambda message: None,
+        workload=Recorded(arrivals),
+    )
 
 
 def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arrival]) -> Composed:
