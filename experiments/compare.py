@@ -1,6 +1,6 @@
 """`python experiments/compare.py SWEEP`: the tidy table of a sweep, and its standard pictures.
 
-Figures against the numeric axis that was swept, a line per policy, intervals over seeds; with
+Figures against the numeric axis that was swept, a line per policy, their spread over seeds; with
 --baseline also paired differences: each policy's figure less the baseline's with the same seed.
 Everything is written beside the sweep's table, and made anew from what is on disk.
 """
@@ -16,7 +16,7 @@ from rich.table import Table
 
 from paxserve.files import write_arrow, write_text
 from paxserve.report.comparison import draw_differences, draw_means
-from paxserve.sweep.comparison import Comparison, Difference, Mean
+from paxserve.sweep.comparison import Comparison, Difference, Mean, spread_name
 from paxserve.sweep.directory import SweepDirectory
 from paxserve.sweep.table import STATE, write_sweep_table
 from paxserve.terminal import table_console, while_read
@@ -52,10 +52,10 @@ def compare(path: Path, by: str | None, metrics: Sequence[str], baseline: str | 
     """
     table = write_sweep_table(SweepDirectory.read(path))
     comparison = Comparison.of(table, by=by, metrics=metrics)
-    missing = table.num_rows - len(comparison.cells)
-    if missing:
-        states = [state for state in table[STATE].to_pylist() if state != "complete"]
-        print(f"without {missing} of {table.num_rows} cells: {', '.join(sorted(set(states)))}")
+    if comparison.num_missing:
+        states = sorted({state for state in table[STATE].to_pylist() if state != "complete"})
+        num_lost, num_cells = comparison.num_missing, comparison.num_cells
+        print(f"without {num_lost} of {num_cells} cells: {', '.join(states)}")
     written = [path / "table.csv", *_write(path / "means", comparison.means())]
     draw_means(comparison).save(path / "means.png")
     written.append(path / "means.png")
@@ -86,7 +86,7 @@ def _print_differences(rows: Sequence[Difference], by: str | None) -> None:
         "policy",
         (by or "").rpartition(".")[2],
         "metric",
-        "mean (95 % of it)",
+        f"mean ({spread_name(row.num_seeds for row in rows) or 'one seed'})",
         "lower",
     ):
         table.add_column(heading)

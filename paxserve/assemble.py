@@ -228,6 +228,9 @@ def simulated_engine(
         block_size=settings.block_size,
         sampling=sampling,
     )
+    if leaps and not logs_blocks and not hasattr(policies.batching, "is_steady"):
+        name = type(policies.batching).__name__
+        say(f"batching {name} does not say what is steady, so steps are taken one by one")
     executor = Simulated(
         limits=limits,
         vocab_size=model.vocab_size,

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from paxserve.hydra_config import add_overrides
 from paxserve.terminal import Terminal, table_console
 
 if TYPE_CHECKING:
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     capacity = commands.add_parser("capacity", help="the highest rate that meets an SLO")
-    capacity.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as of paxserve run")
+    add_overrides(capacity, about="as of paxserve run")
     capacity.add_argument("--slo", action="append", required=True, metavar="CONDITION", help=_SLO)
     capacity.add_argument("--tolerance", type=float, default=0.02, help="relative; default: 0.02")
     capacity.add_argument("--start", type=float, default=1.0, metavar="RATE", help=_START)

@@ -17,7 +17,7 @@ import pyarrow.parquet as pq
 
 from paxserve import experiment
 from paxserve.capacity import GROWTH, Capacity, Probe, search
-from paxserve.experiment import Progress, Run
+from paxserve.experiment import Progress, Run, nothing_completed
 from paxserve.files import remove_directory
 from paxserve.hydra_config import Composed, compose_config, key_of
 from paxserve.metrics import Summary
@@ -101,7 +101,8 @@ class _Runs:
         """
         asked = (*self._overrides, f"{RATE_KEY}={rate}")
         config = {"choices": self._choices, **_with_rate(self._config, rate)}
-        cell = Cell(overrides=asked, keys=tuple(map(key_of, asked)), config=config)
+        keys = tuple(key for key in map(key_of, asked) if not key.startswith("hydra."))
+        cell = Cell(overrides=asked, keys=keys, config=config)
         if self._directory.state(cell) is not State.COMPLETE:
             self._run(cell)
         return figures_of(self._directory.of(cell), self._per_request)
@@ -155,7 +156,5 @@ def _with_rate(config: dict[str, Any], rate: float) -> dict[str, Any]:
 
 
 def _check_completed(done: Run) -> None:
-    if not done.summary["completed"]:
-        errors = [str(error) for _, error in done.refused]
-        errors += [r.error for r in done.engine.requests if r.error is not None]
-        raise ValueError(f"no request was completed: {errors[0] if errors else 'there was none'}")
+    if (nothing := nothing_completed(done)) is not None:
+        raise ValueError(str(nothing))

@@ -31,11 +31,15 @@ from paxserve import (
     report_commands,
 )
 from paxserve.calibrate import command as calibrate_command
-from paxserve.engine import Engine
-from paxserve.experiment import Run, run
+from paxserve.experiment import NothingCompleted, Run, errors_of, nothing_completed, run
 from paxserve.fidelity import command as fidelity_command
 from paxserve.files import write_text
-from paxserve.hydra_config import config_directory, custom_policies, read_config
+from paxserve.hydra_config import (
+    config_directory,
+    custom_policies,
+    read_config,
+    search_override,
+)
 from paxserve.metrics import Summary
 from paxserve.plan import command as plan_command
 from paxserve.report.table import print_table
@@ -50,7 +54,6 @@ from paxserve.tracking import TRACKER, Tracking
 from paxserve.verify import command as verify_command
 
 MOST_LOST_SHOWN = 3
-NOTHING_COMPLETED = "no request was completed"
 USER_ERRORS = (ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError)
 EPILOG = """\
 examples:
@@ -110,11 +113,12 @@ def _act(arguments: list[str]) -> int:
     fidelity_command.add(commands)
     if arguments[:1] == ["run"]:
         return run_command(arguments[1:])
-    known = _parsed(parser, arguments)
-    if known.command is None:
-        parser.print_help()
-        return 0
+    _find_own_modules()
     try:
+        known = _parsed(parser, arguments)
+        if known.command is None:
+            parser.print_help()
+            return 0
         return known.act(known) or 0
     except USER_ERRORS as error:
         _note_failure(error, None)
@@ -131,6 +135,8 @@ def _parsed(parser: argparse.ArgumentParser, arguments: list[str]) -> argparse.N
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     if rest:
         known.overrides = [*known.overrides, *rest]
+    if getattr(known, "config_dir", None) is not None:
+        known.overrides = [search_override(known.config_dir), *known.overrides]
     return known
 
 
@@ -177,7 +183,7 @@ def run_command(overrides: Sequence[str], *, into: Path | None = None) -> int:
         else:
             summaries[HydraConfig.get().job.override_dirname or "run"] = done
 
-    sys.path.insert(0, os.getcwd())  # for a policy of your own: batching=my_module:MyBatching
+    _find_own_modules()
     main = hydra.main(version_base="1.3", config_path=str(config_directory()), config_name="config")
     try:
         with TemporaryDirectory(prefix="paxserve-") as scratch:
@@ -191,6 +197,11 @@ def run_command(overrides: Sequence[str], *, into: Path | None = None) -> int:
     if len(failures) > 1:
         print(f"paxserve: {len(failures)} runs failed; see above", file=sys.stderr)
     return max((_exit_code(failure) for failure in failures), default=0)
+
+
+def _find_own_modules() -> None:
+    """For a policy of your own: batching=my_module:MyBatching."""
+    sys.path.insert(0, os.getcwd())
 
 
 def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Exception:
@@ -238,8 +249,8 @@ def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Except
 
 def _write(result: Run, path: Path, config: dict[str, Any]) -> None:
     """A run in which nothing was completed has failed, and that is written before the marker."""
-    if not result.summary["completed"]:
-        write_text(path / FAILURE, f"{NOTHING_COMPLETED}\n")
+    if (nothing := nothing_completed(result)) is not None:
+        write_text(path / FAILURE, f"{nothing}\n")
     try:
         write_results(result, path, config=config)
     except Exception as error:  # nothing about it is the user's mistake
@@ -258,22 +269,14 @@ def _show(result: Run, path: Path, terminal: Terminal) -> Summary | Exception:
         terminal.say(f"... and {num_more} more; see {kept}")
     print_table({path.name: result.summary})
     print(f"results: {path}")
-    if result.summary["completed"]:
+    if (nothing := nothing_completed(result)) is None:
         return result.summary
-    failure = RuntimeError(NOTHING_COMPLETED)
-    _note_failure(failure, path)
-    return failure
-
-
-def errors_of(engine: Engine) -> list[str]:
-    """Of the requests that failed; the first of them where they were not kept."""
-    if engine.folded is not None:
-        return engine.folded.errors
-    return [request.error for request in engine.requests if request.error is not None]
+    _note_failure(nothing, path)
+    return nothing
 
 
 def _note_failure(error: Exception, path: Path | None) -> None:
-    is_users = isinstance(error, USER_ERRORS)
+    is_users = isinstance(error, (*USER_ERRORS, NothingCompleted))
     what = f"{error}" if is_users else f"{type(error).__name__}: {error}"
     if path is not None:
         write_text(path / FAILURE, "".join([f"{what}\n\n", *traceback.format_exception(error)]))

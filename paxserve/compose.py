@@ -29,6 +29,7 @@ POLICY_AXES = (
     "preemption",
 )
 GATE = "gate"  # the one axis of which several, or none, can be chosen
+COST_MODEL = "cost_model"  # read by simulations and plans, and no policy of the engine
 WORKLOAD_AXES = ("workload", "workload/arrivals", "workload/lengths", "workload/content")
 
 
@@ -100,8 +101,11 @@ def load_policies(
     """
     given, own = settings or {}, own or {}
     for axis, policy in own.items():
+        if axis not in (*POLICY_AXES, GATE):
+            known = ", ".join((*POLICY_AXES, GATE, COST_MODEL))
+            raise ValueError(f"there is no axis {axis!r}; there are {known}")
         for one in _listed(policy) if axis == GATE else [policy]:
-            _check_own(axis, one)
+            check_own(axis, one)
     made: dict[str, Any] = {axis: own[axis] for axis in POLICY_AXES if axis in own}
     for axis in POLICY_AXES:
         if axis not in made:
@@ -132,6 +136,19 @@ def load_workload(names: Mapping[str, str], settings: Mapping[str, Mapping[str, 
     return made
 
 
+def check_own(axis: str, policy: object) -> None:
+    """Refuse what results could not describe.
+
+    Raises:
+        ValueError: no object of a dataclass.
+    """
+    if isinstance(policy, type) or not dataclasses.is_dataclass(policy):
+        raise ValueError(
+            f"{axis} must be an object of a dataclass, so that results can say what it was, "
+            f"got {policy!r}"
+        )
+
+
 def dotted(axis: str) -> str:
     """Where the settings of an axis lie in the config."""
     return axis.replace("/", ".")
@@ -143,17 +160,6 @@ def _package(axis: str) -> str:
 
 def _listed(gates: object) -> list[Any]:
     return list(gates) if isinstance(gates, list | tuple) else [gates]
-
-
-def _check_own(axis: str, policy: object) -> None:
-    if axis not in (*POLICY_AXES, GATE):
-        known = ", ".join((*POLICY_AXES, GATE))
-        raise ValueError(f"there is no axis {axis!r}; there are {known}")
-    if isinstance(policy, type) or not dataclasses.is_dataclass(policy):
-        raise ValueError(
-            f"{axis} must be an object of a dataclass, so that results can say what it was, "
-            f"got {policy!r}"
-        )
 
 
 def _public_classes(module: ModuleType) -> list[type]:

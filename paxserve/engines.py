@@ -9,13 +9,13 @@ from dataclasses import dataclass, fields, replace
 from typing import Any, NamedTuple
 
 from paxserve.assemble import real_engine, scripted_engine, simulated_engine
-from paxserve.compose import load
+from paxserve.compose import COST_MODEL, check_own, load
 from paxserve.cost_model import CostModel
 from paxserve.engine import Engine
 from paxserve.folded import FoldedRequests
-from paxserve.hardware import Hardware
+from paxserve.hardware import Hardware, check_units
 from paxserve.models.dimensions import Dimensions
-from paxserve.models.load import LoadedModel, load_model, model_config
+from paxserve.models.load import LoadedModel, load_model, model_config, stored_dtype
 from paxserve.models.tokenizer import Tokenizer
 from paxserve.notices import Say
 from paxserve.numbers import flag
@@ -50,6 +50,7 @@ class _Asked(NamedTuple):
     forks: bool
     folded: FoldedRequests | None
     sampling: str | None
+    own_cost_model: object
 
     def settings(self, *, unread: Iterable[str], **more: Any) -> EngineSettings:
         """Limits, of which some are legal but not read by this executor."""
@@ -81,6 +82,7 @@ def make_engine(
     forks: bool,
     folded: FoldedRequests | None = None,
     sampling: str | None = None,
+    own_cost_model: object = None,
 ) -> Made:
     """The engine that was asked for, not warmed up.
 
@@ -91,6 +93,7 @@ def make_engine(
         choices: group -> the name that was chosen for it.
         seed, say, logs_blocks, forks, folded: as of `real_engine`.
         sampling: as of `simulated_engine`.
+        own_cost_model: in place of the one that was chosen.
 
     Raises:
         ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError: as of `load_model`
@@ -98,8 +101,21 @@ def make_engine(
     """
     if executor not in _MAKERS:
         raise ValueError(f"executor={executor} is not known; choose one of {', '.join(_MAKERS)}")
+    if own_cost_model is not None and executor != "simulated":
+        raise ValueError(f"cost_model was given, but executor={executor} reads none")
     return _MAKERS[executor](
-        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded, sampling)
+        _Asked(
+            knobs,
+            policies,
+            choices,
+            seed,
+            say,
+            logs_blocks,
+            forks,
+            folded,
+            sampling,
+            own_cost_model,
+        )
     )
 
 
@@ -150,7 +166,7 @@ def _simulated(asked: _Asked) -> Made:
     engine = simulated_engine(
         model=model,
         hardware=hardware(knobs),
-        cost_model=cost_model(knobs, asked.choices["cost_model"]),
+        cost_model=_cost_model(asked),
         settings=settings,
         policies=asked.policies,
         pads=pads,
@@ -192,7 +208,8 @@ def _scripted(asked: _Asked) -> Made:
 
 
 def dimensions(knobs: Knobs) -> Dimensions:
-    """Sizes of the model that was chosen; its weights, if it has any, are not read.
+    """Sizes of the model that was chosen. Its number type is that of its `config.json`, if it has
+    one and model.dtype was not set: nothing is loaded, so that nothing is converted either.
 
     Raises:
         ValueError: a size that no model can have, or a setting that is none.
@@ -200,7 +217,10 @@ def dimensions(knobs: Knobs) -> Dimensions:
     section = knobs.section("model")
     knobs.used("model")
     if "name" in section:
-        return Dimensions.of(model_config(_name(section)), dtype=section["dtype"])
+        name, dtype = _name(section), section["dtype"]
+        if not knobs.is_set("model.dtype"):
+            dtype = stored_dtype(name) or dtype
+        return Dimensions.of(model_config(name), dtype=dtype)
     return _made(Dimensions, "model", section)
 
 
@@ -208,10 +228,12 @@ def hardware(knobs: Knobs) -> Hardware:
     """The kind of device that was chosen.
 
     Raises:
-        ValueError: a number that no device can have.
+        ValueError: a number that no device can have, or in another unit.
     """
     knobs.used("hardware")
-    return _made(Hardware, "hardware", knobs.plain("hardware"))
+    values = knobs.plain("hardware")
+    check_units(values)
+    return _made(Hardware, "hardware", values)
 
 
 def cost_model(knobs: Knobs, name: str) -> CostModel:
@@ -220,9 +242,17 @@ def cost_model(knobs: Knobs, name: str) -> CostModel:
     Raises:
         ValueError: there is none of that name, or a setting that it does not have.
     """
-    knobs.used("cost_model")
-    made: CostModel = load("cost_model", name, knobs.plain("cost_model"))
+    knobs.used(COST_MODEL)
+    made: CostModel = load(COST_MODEL, name, knobs.plain("cost_model"))
     return made
+
+
+def _cost_model(asked: _Asked) -> CostModel:
+    if asked.own_cost_model is None:
+        return cost_model(asked.knobs, asked.choices[COST_MODEL])
+    check_own(COST_MODEL, asked.own_cost_model)
+    own: CostModel = asked.own_cost_model  # type: ignore[assignment]
+    return own
 
 
 def _name(section: Mapping[str, Any]) -> str:

@@ -11,7 +11,15 @@ from functools import partial
 from typing import Any
 
 from paxserve.clock import VirtualClock
-from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted, load_policies, load_workload
+from paxserve.compose import (
+    COST_MODEL,
+    GATE,
+    POLICY_AXES,
+    WORKLOAD_AXES,
+    dotted,
+    load_policies,
+    load_workload,
+)
 from paxserve.engine import Engine
 from paxserve.engines import Made, make_engine
 from paxserve.folded import FoldedRequests
@@ -36,6 +44,10 @@ WRITTEN_DOWN = ("record", "record_blocks", "goodput")
 
 class ServingFailed(RuntimeError):
     """The engine or a policy failed on requests and settings that had been accepted."""
+
+
+class NothingCompleted(RuntimeError):
+    """Every request was refused or failed; the message has the first reason of each kind."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -89,7 +101,8 @@ def run(
             lacks of these is not read.
         say: receives messages for people.
         progress: called with (what, done, total).
-        policies: axis -> a policy object, in place of what was chosen for that axis.
+        policies: axis -> a policy object, in place of what was chosen for that axis; `cost_model`
+            is one where the executor is simulated.
         workload: in place of the one that was chosen.
         tracking: whom to tell how it goes.
 
@@ -134,7 +147,9 @@ def prepare(
         raise ValueError(f"record must be one of {', '.join(RECORDS)}, got {record!r}")
     if record == "compact" and logs_blocks:
         raise ValueError("record=compact keeps no history, and record_blocks=true is one")
-    composed = _policies(knobs, choices, policies or {})
+    own = dict(policies or {})
+    own_cost_model = own.pop(COST_MODEL, None)
+    composed = _policies(knobs, choices, own)
     if workload is None:
         workload = _workload(knobs, choices)
     params = _sampling(
@@ -153,6 +168,7 @@ def prepare(
         forks=params.num_sequences > 1,
         folded=FoldedRequests() if record == "compact" else None,
         sampling=variant_of(params).value,
+        own_cost_model=own_cost_model,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer
@@ -215,6 +231,30 @@ def serve_prepared(
         device=prepared.made.device,
         start_s=start_s,
     )
+
+
+def nothing_completed(done: Run) -> NothingCompleted | None:
+    """Why a run has nothing to show; None if any request was completed."""
+    if done.summary["completed"]:
+        return None
+    refused, errors = [str(why) for _, why in done.refused], errors_of(done.engine)
+    num_failed = int(done.summary["failed"] or 0)
+    reasons = [
+        f"{number} of {len(refused) + num_failed} {what}, the first because {first[0]}"
+        for number, what, first in (
+            (len(refused), "refused", refused),
+            (num_failed, "failed", errors),
+        )
+        if first
+    ]
+    return NothingCompleted(f"no request was completed: {'; '.join(reasons) or 'there was none'}")
+
+
+def errors_of(engine: Engine) -> list[str]:
+    """Of the requests that failed; the first of them where they were not kept."""
+    if engine.folded is not None:
+        return engine.folded.errors
+    return [request.error for request in engine.requests if request.error is not None]
 
 
 def cost_line(engine: Engine, wall_s: float) -> str:

@@ -6,9 +6,38 @@ same, checked. Must not know: sizes of models, how much of it a kernel reaches (
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 from paxserve.models.dimensions import DTYPE_BYTES
 from paxserve.numbers import real, shown, whole
+
+# The least of any device that serves a model, the unit, and the power of ten of data sheets.
+_LEAST = {
+    "bytes_per_s": (1e8, "bytes per second", 9),
+    "link_bytes_per_s": (1e8, "bytes per second", 9),
+    "host_link_bytes_per_s": (1e8, "bytes per second", 9),
+    "memory_bytes": (1e8, "bytes", 9),
+    "flop_per_s": (1e9, "FLOP per second", 12),
+}
+
+
+def check_units(values: Mapping[str, Any]) -> None:
+    """Refuse numbers as data sheets print them, in GB or TFLOP/s; what else can be wrong is checked
+    when a `Hardware` is made.
+
+    Raises:
+        ValueError: names the setting, its unit, and what may have been meant.
+    """
+    for name, (least, unit, power) in _LEAST.items():
+        value = values.get(name)
+        if isinstance(value, Mapping):
+            numbers = {f"{name}.{dtype}": rate for dtype, rate in value.items()}
+        else:
+            numbers = {} if name == "flop_per_s" else {name: value}  # a rate is per dtype
+        for key, number in numbers.items():
+            if isinstance(number, int | float) and 0 < number < least:
+                meant = f"{number:g}e{power}" if unit != "bytes" else f"{number * 10**power:.0f}"
+                raise ValueError(f"hardware.{key}={number:g} is in {unit}; did you mean {meant}?")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +79,12 @@ class Hardware:
         real("hardware.link_bytes_per_s", self.link_bytes_per_s, high=1e15)
         real("hardware.all_reduce_latency_s", self.all_reduce_latency_s, high=1.0)
         whole("hardware.memory_bytes", self.memory_bytes, low=1, high=10**15)
-        whole("hardware.reserved_bytes", self.reserved_bytes, high=self.memory_bytes)
+        whole("hardware.reserved_bytes", self.reserved_bytes, high=10**15)
+        if self.reserved_bytes > self.memory_bytes:
+            raise ValueError(
+                f"hardware.reserved_bytes={self.reserved_bytes} is more than "
+                f"hardware.memory_bytes={self.memory_bytes}"
+            )
         whole("hardware.tile_tokens", self.tile_tokens, low=1, high=4096)
         if not isinstance(self.name, str) or not self.name:
             raise ValueError(f"hardware.name must be a name, got {self.name!r}")

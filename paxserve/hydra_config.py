@@ -5,6 +5,7 @@ the user. In: a DictConfig. Out: dictionaries; DictConfig stops here. Must not k
 means.
 """
 
+import argparse
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,10 +15,12 @@ from hydra import compose, initialize_config_dir
 from hydra.errors import HydraException
 from omegaconf import DictConfig, OmegaConf
 
-from paxserve.compose import GATE, POLICY_AXES, WORKLOAD_AXES, dotted
+from paxserve.compose import COST_MODEL, GATE, POLICY_AXES, WORKLOAD_AXES, dotted
 
-_OWN = (*POLICY_AXES, GATE, *WORKLOAD_AXES, "tracker")  # may be classes of a user's own
+_OWN = (*POLICY_AXES, GATE, *WORKLOAD_AXES, COST_MODEL, "tracker")  # may be classes of a user's own
 _CUSTOM = re.compile(rf"({'|'.join(_OWN)})=([\w.]+:\w+)")
+_LOADED_MODEL = re.compile(r"model=([^,\[\]{}]*[:/].*)")  # no choice has such a name
+_NAMED_MODEL = "smollm2-135m"  # the choice that has `name` and `dtype` and nothing else
 _SLASH = "__"  # stands for the / of workload/arrivals inside a key
 _QUIET = ("hydra.run.dir=.", "hydra.sweep.subdir=.", "hydra.output_subdir=null")
 _SWEEP_FLAGS = {"-m", "--multirun"}
@@ -32,6 +35,27 @@ def config_directory() -> Path:
     return inside if inside.is_dir() else package.parent / "configs"
 
 
+def add_overrides(parser: argparse.ArgumentParser, *, about: str) -> None:
+    """The arguments of a command that composes settings: `overrides`, and where else to look."""
+    parser.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=about)
+    parser.add_argument("--config-dir", type=Path, metavar="DIR", help=_CONFIG_DIR)
+
+
+_CONFIG_DIR = "configs of your own: DIR/hardware/mine.yaml is hardware=mine"
+
+
+def search_override(directory: Path) -> str:
+    """The override that has Hydra look for configs in a directory, too.
+
+    Raises:
+        FileNotFoundError: it is none.
+    """
+    if not directory.is_dir():
+        raise FileNotFoundError(f"--config-dir {directory} is not a directory")
+    escaped = str(directory.resolve()).replace("'", r"\'")
+    return f"hydra.searchpath=['file://{escaped}']"
+
+
 def file_settings(axis: str, name: str) -> dict[str, Any]:
     """The settings in a choice's own file."""
     found: Any = OmegaConf.to_container(OmegaConf.load(config_directory() / axis / f"{name}.yaml"))
@@ -39,38 +63,42 @@ def file_settings(axis: str, name: str) -> dict[str, Any]:
 
 
 def custom_policies(overrides: Sequence[str], *, scratch: str) -> list[str]:
-    """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`; of a
+    """Overrides for Hydra: `batching=package.module:Class` becomes an entry of `custom`, and
+    `model=org/name`, `model=random:CONFIG.json` or `model=./PATH` a `model.name`; of a
     sweep, `n_jobs` and `resume` are settings of its launcher; and Hydra leaves files of its own in
     `scratch` only.
     """
-    rewritten = _rewritten(overrides)
-    if _SWEEP_FLAGS & set(rewritten):
-        rewritten = [f"hydra.launcher.{o}" if o.startswith(_OF_THE_SWEEP) else o for o in rewritten]
+    asked = rewritten(overrides)
+    if _SWEEP_FLAGS & set(asked):
+        asked = [f"hydra.launcher.{o}" if o.startswith(_OF_THE_SWEEP) else o for o in asked]
     # Flags such as -m may stand anywhere; argparse wants the overrides in one piece behind them.
-    flags = [argument for argument in rewritten if not _is_override(argument)]
+    flags = [argument for argument in asked if not _is_override(argument)]
     return [
         *flags,
         f"hydra.sweep.dir='{scratch}'",
         *_QUIET,
         *_NO_LOGS,
-        *filter(_is_override, rewritten),
+        *filter(_is_override, asked),
     ]
 
 
-def _rewritten(overrides: Sequence[str]) -> list[str]:
+def rewritten(overrides: Sequence[str]) -> list[str]:
+    """In Hydra's words: classes of one's own, and models that are no choice of the group."""
     overrides = [part for override in overrides for part in _gates_apart(override)]
     custom = {found[1] for found in map(_CUSTOM.fullmatch, overrides) if found}
-    rewritten = []
+    made = []
     for override in overrides:
         found = _CUSTOM.fullmatch(override)
-        if found:
-            rewritten.append(f"+custom.{found[1].replace('/', _SLASH)}={found[2]}")
+        if loaded := _LOADED_MODEL.fullmatch(override):
+            made += [f"model={_NAMED_MODEL}", f"model.name={loaded[1]}"]
+        elif found:
+            made.append(f"+custom.{found[1].replace('/', _SLASH)}={found[2]}")
         elif any(override.startswith(f"{dotted(axis)}.") for axis in custom):
             # Its settings are not in any config file.
-            rewritten.append(f"++{override}")
+            made.append(f"++{override}")
         else:
-            rewritten.append(override)
-    return rewritten
+            made.append(override)
+    return made
 
 
 def _gates_apart(override: str) -> list[str]:
@@ -103,7 +131,7 @@ def compose_config(overrides: Sequence[str]) -> Composed:
         raise ValueError(f"{wrong[0]!r} is no override: write GROUP=CHOICE or GROUP.KEY=VALUE")
     with initialize_config_dir(str(config_directory()), version_base="1.3"):
         try:
-            config = compose("config", _rewritten(overrides), return_hydra_config=True)
+            config = compose("config", rewritten(overrides), return_hydra_config=True)
         except HydraException as error:
             raise ValueError(str(error)) from error
     return plain_config(config)

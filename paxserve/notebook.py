@@ -168,7 +168,7 @@ def run(
     Args:
         overrides: `GROUP=CHOICE` and `GROUP.KEY=VALUE`; `run_dir=DIR` keeps the files.
         policies: axis -> a policy object in place of a choice: an instance of a frozen dataclass,
-            which may be defined in a cell.
+            which may be defined in a cell. `cost_model` is such an axis, too.
         name: what tables and pictures call it; default: its directory's name, or `run`.
 
     Raises:

@@ -16,7 +16,7 @@ from typing import Any
 from paxserve import experiment
 from paxserve.compose import GATE
 from paxserve.experiment import Progress, Run
-from paxserve.hydra_config import Composed, compose_config, key_of
+from paxserve.hydra_config import Composed, compose_config, key_of, rewritten
 from paxserve.metrics import request_record
 from paxserve.notices import Say
 from paxserve.paired import Paired, PairedRecord, paired_records, summarize_pairs
@@ -65,7 +65,8 @@ def replay(
 
     Args:
         run: recorded with `arrivals.jsonl`.
-        overrides: as of `paxserve run`; those of the executor hold for both servings, and so does
+        overrides: as of `paxserve run`; those of the executor, and
+            where configs are looked for, hold for both servings, and so does
             a policy of a user's own that the run had and that is named again.
         out: the directory; default: a new one under runs/.
         say, progress: as of `experiment.run`.
@@ -80,9 +81,13 @@ def replay(
     named_again = {f"{group}={name}" for group, name in run.config.get("choices", {}).items()}
     of_both = [o for o in overrides if o in named_again or _is_of_executor(o)]
     path = new_run_dir(None if out is None else str(out))
+    settings = {
+        name: settings_of(run, asked, arrivals)
+        for name, asked in ((OWN, of_both), (OTHER, overrides))
+    }
+    _check(settings[OTHER], arrivals)  # before its own serving, which may take long
     served = []
-    for name, asked in ((OWN, of_both), (OTHER, overrides)):
-        config, choices, explicit = settings_of(run, asked, arrivals)
+    for name, (config, choices, explicit) in settings.items():
         say(f"replay of {len(arrivals)} requests under {name} policies")
         done = experiment.run(
             config, choices=choices, explicit=explicit, say=say, progress=progress,
@@ -101,10 +106,22 @@ def replay(
     return Replay(first=first, second=second, records=records, figures=figures, path=path)
 
 
+def _check(settings: Composed, arrivals: tuple[Arrival, ...]) -> None:
+    """Build what would serve, and let it go: two engines would not find room on a device."""
+    config, choices, explicit = settings
+    experiment.prepare(
+        config,
+        choices=choices,
+        explicit=explicit,
+        say=lambda message: None,
+        workload=Recorded(arrivals),
+    )
+
+
 def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arrival]) -> Composed:
     """The run's settings with overrides in their place."""
     recorded: dict[str, str] = dict(run.config.get("choices", {}))
-    asked = {key_of(override) for override in overrides}
+    asked = {key_of(override) for override in (*overrides, *rewritten(overrides))}
     kept = {
         group: choice
         for group, choice in recorded.items()
@@ -129,7 +146,7 @@ def settings_of(run: RunTables, overrides: Sequence[str], arrivals: Sequence[Arr
 
 
 def _is_of_executor(override: str) -> bool:
-    return key_of(override).split(".")[0] in ("executor", "kernel", "model")
+    return key_of(override).split(".")[0] in ("executor", "kernel", "model", "hydra")
 
 
 def _check_own(run: RunTables, kept: Mapping[str, str]) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from paxserve.hydra_config import add_overrides
 from paxserve.terminal import Terminal, table_console
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     """Add the command."""
     replay = commands.add_parser("replay", help="a saved run's requests under other policies")
     replay.add_argument("run", type=Path, metavar="RUN_DIR")
-    replay.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=_OVERRIDES)
+    add_overrides(replay, about=_OVERRIDES)
     replay.add_argument("--out", type=Path, help="directory; default: a new one under runs/")
     replay.set_defaults(act=_replay)
 

@@ -14,6 +14,7 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields
+from difflib import get_close_matches
 from typing import NamedTuple
 
 import numpy as np
@@ -24,6 +25,7 @@ from paxserve.numbers import real
 
 SHARE, RATE = "goodput_share", "request_goodput"
 MOST_MS = 1e9
+_MOST_ALIKE = 5  # names that are offered for one that is not known
 _FEWEST = 8  # points of a slope that says something
 _CONDITION = re.compile(r"(\w+)(<=|>=|=)(\S+)")
 
@@ -134,9 +136,10 @@ class Slo:
             if not bound.is_most and bound.name != SHARE:
                 raise ValueError(f"the SLO's {bound} must be a most: only share has a least")
             if bound.name not in known | own:
+                close, others = _by_likeness(bound.name, known | own | {"share"})
                 raise ValueError(
-                    f"the SLO's {bound.name} is no figure of a run; there are "
-                    f"{', '.join(sorted(known | own))}, and share"
+                    f"the SLO's {bound.name} is no figure of a run; there are {', '.join(close)}; "
+                    f"and, less alike, {', '.join(others)}"
                 )
         if bool(limits) != (SHARE in names):
             raise ValueError(
@@ -178,6 +181,12 @@ def figure_names() -> set[str]:
     """What an SLO may bound: every figure of a summary, and goodput."""
     shares = {f"kv_share_{name}" for name in SlotCounts._fields if name != "null"}
     return set(summarize((), (), ())) | shares | {SHARE, RATE, "num_refused"}
+
+
+def _by_likeness(name: str, known: set[str]) -> tuple[list[str], list[str]]:
+    """Those that may have been meant, the likeliest first, and the rest by name."""
+    close = get_close_matches(name, sorted(known), n=_MOST_ALIKE, cutoff=0.0)
+    return close, sorted(known - set(close))
 
 
 def _condition(text: str) -> Bound:

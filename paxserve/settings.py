@@ -169,6 +169,10 @@ class Knobs:
                 raise ValueError(f"{name} is a group: choose with {group}={values}")
         return dict(values)
 
+    def is_set(self, key: str) -> bool:
+        """Whether the user set `group.key`."""
+        return key in self._explicit
+
     def used(self, name: str) -> None:
         """A group was used, with every key that it has."""
         self._read |= {name, *(f"{name}.{key}" for key in self.plain(name))}

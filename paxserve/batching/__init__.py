@@ -4,6 +4,15 @@ A batching policy is a generator. It yields proposals and is sent the verdict on
 schedulers react to the answer (stop at the first refusal, admit nobody in a step that preempted).
 It sees requests and a `View`, and changes neither; the scheduler owns rows, budget and memory.
 
+A policy is a frozen dataclass with `release`, `whole_prompts` and `propose` (see `Batching`), and
+
+    is_steady = True     a step of decodes comes again as it was while nobody comes or goes
+    is_steady = False    it may not: the policy looks at time, at `view.previous`, at itself
+
+Simulations take runs of steady steps in one move (`leaping.py`), which changes no figure and is
+most of their speed. Without a word of it steps are taken one by one, and the run says so. Steady is
+a policy whose proposals follow from who runs and waits, what they lack, and the verdicts alone.
+
 There are no phases. A request has known tokens, of which some are computed; what is left is its
 `num_remaining_tokens`: 1 is a decode, more is a prompt, a chunk of one, or a resume.
 """
@@ -91,10 +100,9 @@ class Batching(Protocol):
     nothing runs any more. `whole_prompts`: prompts are never split, so a step must be able to hold
     `max_model_len` tokens.
 
-    A policy may also declare `is_steady = True`: what it proposes depends on who runs and waits, on
-    what they lack and on the verdicts, and on nothing else, such as `view.previous` or how long an
-    output is. A step of decodes then comes again as it was while nobody comes or goes, and a
-    simulation need not ask again (`leaping.py`).
+    A policy may also declare `is_steady` (see above): True if what it proposes depends on who runs
+    and waits, on what they lack and on the verdicts, and on nothing else, such as `view.previous`
+    or how long an output is.
     """
 
     release: Literal["at_finish", "with_batch"]

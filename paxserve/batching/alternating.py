@@ -17,6 +17,7 @@ class Alternating:
 
     release = "at_finish"
     whole_prompts = False
+    is_steady = False  # it looks at the previous step
 
     def propose(self, view: View) -> Generator[Proposal, Verdict, None]:
         """See `Batching.propose`."""

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.table import Table
 
+from paxserve.hydra_config import add_overrides
 from paxserve.results import check_writable
 from paxserve.terminal import Terminal, table_console
 
@@ -23,7 +24,7 @@ REPETITIONS = 5
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command."""
     calibrate = commands.add_parser("calibrate", help="measure what steps take on this device")
-    calibrate.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=_OVERRIDES)
+    add_overrides(calibrate, about=_OVERRIDES)
     calibrate.add_argument("--out", type=Path, required=True, metavar="FILE", help=_OUT)
     calibrate.add_argument("--repetitions", type=int, default=REPETITIONS, metavar="N", help=_OFTEN)
     calibrate.set_defaults(act=_calibrate)

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from paxserve.calibrate.command import check_at_least_one, print_profile
 from paxserve.fidelity.report import as_data, print_trial
 from paxserve.files import write_text
+from paxserve.hydra_config import add_overrides
 from paxserve.results import check_writable
 from paxserve.terminal import Terminal
 
@@ -26,7 +27,7 @@ REPEATS, REPETITIONS = 5, 3
 def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     """Add the command; `act` returns its exit code."""
     fidelity = commands.add_parser("fidelity", help="one workload real and simulated, compared")
-    fidelity.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=_OVERRIDES)
+    add_overrides(fidelity, about=_OVERRIDES)
     fidelity.add_argument("--repeats", type=int, default=REPEATS, metavar="N", help=_REPEATS)
     fidelity.add_argument("--load", type=float, metavar="SHARE", help=_LOAD)
     fidelity.add_argument("--calibrate", action="store_true", help=_CALIBRATE)

@@ -52,6 +52,17 @@ def read_config(directory: Path) -> ModelConfig:
         raise ValueError(f"{directory / 'config.json'}: {error}") from error
 
 
+def read_dtype(directory: Path) -> str | None:
+    """The number type of the published weights, under its new or its old key; None if a directory
+    has no `config.json`, or that names none.
+    """
+    if not has_file(directory, "config.json"):
+        return None
+    config = read_json(directory, "config.json")
+    found: str | None = config.get("dtype") or config.get("torch_dtype")
+    return found
+
+
 def config_from_json(
     config: Mapping[str, Any], generation: Mapping[str, Any] | None = None
 ) -> ModelConfig:

@@ -23,7 +23,7 @@ import numpy as np
 from paxserve.models.config import ModelConfig
 from paxserve.models.gguf_source import read_gguf, read_gguf_config
 from paxserve.models.gguf_tokenizer import tokenizer_from_gguf
-from paxserve.models.hf_config import read_config
+from paxserve.models.hf_config import read_config, read_dtype
 from paxserve.models.hub import is_path, local_path, model_directory
 from paxserve.models.model_directory import PICKLE_SUFFIXES, refuse_pickle
 from paxserve.models.parameters import Array, parameter_dtype
@@ -122,6 +122,20 @@ def model_config(name_or_path: str) -> ModelConfig:
     return load_model(name_or_path).config
 
 
+def stored_dtype(name_or_path: str) -> str | None:
+    """The number type that a model's `config.json` says its weights are published in; None where
+    there is no such file, or it does not say.
+
+    Raises:
+        ValueError, FileNotFoundError: as of `load_model`.
+    """
+    if name_or_path in (TINY, SMOLLM2) or name_or_path.lower().endswith(".gguf"):
+        return None
+    if name_or_path.startswith(RANDOM_PREFIX):
+        return read_dtype(_config_directory(local_path(name_or_path.removeprefix(RANDOM_PREFIX))))
+    return read_dtype(model_directory(name_or_path))
+
+
 def _random_model(name: str, config: ModelConfig, *, dtype: str, seed: int) -> LoadedModel:
     parameters = random_parameters(config, dtype=dtype, seed=seed)
     return LoadedModel(config=config, parameters=parameters, tokenizer=None, name=name)
@@ -170,10 +184,14 @@ def _joined(
 
 
 def _config_at(path: Path) -> ModelConfig:
+    return read_config(_config_directory(path))
+
+
+def _config_directory(path: Path) -> Path:
     directory = path.parent if path.name == "config.json" else path
     if not (directory / "config.json").is_file():
         raise FileNotFoundError(f"{RANDOM_PREFIX}PATH needs a config.json or its directory: {path}")
-    return read_config(directory)
+    return directory
 
 
 def _smollm2_path() -> Path:

@@ -4,6 +4,7 @@
 |---|---|
 | `memory.py` | where every byte of a device goes, and how many requests that lets in |
 | `steps.py` | how long steps take, what bounds them, and what follows for a batch |
+| `newcomers.py` | how the prompts of those who follow share the steps, and wait for each other |
 | `advice.py` | which limits to serve with |
 | `what_if.py` | what KV heads, the type of the cache and the number of devices change |
 | `compiled.py` | the memory of a step as the device's own compiler counts it |

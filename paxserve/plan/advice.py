@@ -40,7 +40,8 @@ class Advice:
     num_blocks: that the pool will have.
     limited_by: what one more row would break.
     tpot_s: the mean; longest_s: of the longest step.
-    ttft_s: beside a full batch. output_tokens_per_s, requests_per_s: of all devices together.
+    ttft_s: beside a full batch, waiting for the prompts before.
+    output_tokens_per_s, requests_per_s: of all devices together.
     preempts: whether rows at their full length are more than the pool holds.
     """
 
@@ -169,7 +170,7 @@ def _advice(chosen: Setup, demand: Demand, steps: Steps, limited_by: str) -> Adv
         limited_by=limited_by,
         tpot_s=mean_s,
         longest_s=longest_s,
-        ttft_s=steps.ttft_s(rows - 1, budget),
+        ttft_s=steps.ttft_s(rows, budget),
         output_tokens_per_s=rows / mean_s,
         requests_per_s=rows / mean_s / demand.output_tokens,
         preempts=preempts,

@@ -14,7 +14,7 @@ from paxserve.batching import Batching
 from paxserve.compose import load
 from paxserve.engines import cost_model, dimensions, hardware
 from paxserve.files import write_text
-from paxserve.hydra_config import compose_config
+from paxserve.hydra_config import add_overrides, compose_config
 from paxserve.numbers import real
 from paxserve.plan import MOST_S, Demand, Setup
 from paxserve.plan.compiled import workspace_bytes
@@ -41,7 +41,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     plan = commands.add_parser(
         "plan", help="memory, batch sizes, step times and limits, without weights or a device"
     )
-    plan.add_argument("overrides", nargs="*", metavar="OVERRIDE", help=_OVERRIDES)
+    add_overrides(plan, about=_OVERRIDES)
     for name in ("input_tokens", "output_tokens"):
         plan.add_argument(
             f"--{name.replace('_', '-')}",
@@ -91,7 +91,7 @@ def setup_of(overrides: Sequence[str]) -> tuple[Setup, str]:
     Raises:
         ValueError: settings that are wrong, or that a plan does not read.
     """
-    plain, choices, explicit = compose_config([_spelled(override) for override in overrides])
+    plain, choices, explicit = compose_config(_spelled(overrides))
     knobs = Knobs(plain, explicit)
     settings = _settings(knobs)
     knobs.used("batching")
@@ -104,7 +104,7 @@ def setup_of(overrides: Sequence[str]) -> tuple[Setup, str]:
         whole_prompts=batching.whole_prompts,
     )
     knobs.check_all_read()
-    return setup, choices["model"]
+    return setup, str(knobs.plain("model").get("name", choices["model"]))
 
 
 def to_json(plan: Plan, *, name: str) -> str:
@@ -122,7 +122,15 @@ def _settings(knobs: Knobs) -> EngineSettings:
     )
 
 
-def _spelled(override: str) -> str:
+def _spelled(overrides: Sequence[str]) -> list[str]:
     """`tp=4` as `limits.tensor_parallel_size=4`."""
-    key, separator, value = override.partition("=")
-    return f"{_SHORT.get(key, key)}{separator}{value}"
+    spelled: dict[str, tuple[str, str]] = {}  # full key -> its value, and as it was given
+    made = []
+    for override in overrides:
+        short, separator, value = override.partition("=")
+        key = _SHORT.get(short, short)
+        before, given = spelled.setdefault(key, (value, override))
+        if key in _SHORT.values() and before != value:
+            raise ValueError(f"{given} and {override} are one setting: give it once")
+        made.append(f"{key}{separator}{value}")
+    return made

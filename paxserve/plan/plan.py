@@ -83,7 +83,7 @@ def make_plan(setup: Setup, demand: Demand) -> Plan:
         ridge=setup.hardware.ridge(setup.model.dtype),
         rows_at_ridge=steps.rows_at_ridge(0),
         rows_at_ridge_with_kv=steps.rows_at_ridge(demand.mean_context),
-        ttft_s=steps.ttft_s(0, memory.max_num_batched_tokens),
+        ttft_s=steps.prompt_s(0, memory.max_num_batched_tokens),
         batches=tuple(
             steps.batch(size, budget=memory.max_num_batched_tokens, fits=size <= most)
             for size in sorted(sizes - {0})

@@ -3,10 +3,11 @@
 Owns: the shapes that stand for a served batch, and what follows from their seconds. In: a `Setup`,
 a `Demand`. Out: `BatchPlan` per batch size. Must not know: memory, queues.
 
-A batch of R requests that is kept full sees, per step, R decodes at the mean context and the prompt
-tokens of those that take the places of the ended: R / output_tokens requests a step. TTFT is that
-of a request that need not wait for a place: its prompt in chunks of what the decodes leave of the
-token budget, or whole under a batching that does not split prompts.
+A batch of R requests that is kept full has steps of R decodes at the mean context, and steps in
+which prompts of those that take the places of the ended go beside these (`newcomers.py`). TTFT is
+that of a request that has a place: the wait for the prompts before its own, and its own in chunks
+of what the decodes leave of the token budget, or whole under a batching that does not split
+prompts.
 """
 
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from paxserve.cost_model import Costs
 from paxserve.plan import Demand, Setup
+from paxserve.plan.newcomers import newcomers
 from paxserve.step_shape import StepShape, chunk, decodes, prompt, together
 from paxserve.step_work import StepWork, WorkCounter
 
@@ -40,9 +42,10 @@ class BatchPlan:
         bounds_s: of that, by what bounds it: weights and KV (reading them), arithmetic, links,
             host, or the name of a term that the cost model does not take apart.
         flop_per_byte: of that step on one device; `ridge_share`: of the hardware's ridge.
-        tpot_s: the mean, prompts of newcomers in the steps; output_tokens_per_s: all devices.
+        tpot_s: the mean step, with and without prompts of newcomers; output_tokens_per_s: all
+            devices.
         longest_s: of a step whose budget is full.
-        ttft_s: of a prompt beside the batch.
+        ttft_s: beside the batch, the wait for prompts before one's own included.
     """
 
     num_rows: int
@@ -92,23 +95,25 @@ class Steps:
         return self.seconds(self._decodes(num_rows))
 
     def mean_s(self, num_rows: int, budget: int) -> float | None:
-        """A step in the mean, with the prompts of those who follow; None if the budget has no
-        room for these, so that a batch of this size does not stay full.
+        """The mean of steps with prompts of those who follow and steps without; None if the budget
+        has no room for these, so that a batch of this size does not stay full.
         """
-        new = self.new_tokens(num_rows)
-        if num_rows + new > budget:
+        if num_rows + self.new_tokens(num_rows) > budget:
             return None
-        return self.seconds(self._mixed(num_rows, new, at_end=False))
+        new = newcomers(self._demand, num_rows=num_rows, room=self._room(num_rows, budget))
+        alone_s = self.decode_s(num_rows)
+        beside_s = self.seconds(self._mixed(num_rows, new.num_tokens, at_end=False))
+        if alone_s is None or beside_s is None:
+            return None
+        return new.share * beside_s + (1.0 - new.share) * alone_s
 
     def longest_s(self, num_rows: int, budget: int) -> float | None:
         """A step whose budget is full: the last pieces of prompts beside the decodes."""
         return self.seconds(self._mixed(num_rows, budget - num_rows, at_end=True))
 
-    def ttft_s(self, num_rows: int, budget: int) -> float | None:
+    def prompt_s(self, num_rows: int, budget: int) -> float | None:
         """From the first chunk of a prompt to its first token, `num_rows` others decoding."""
-        size, room = self._demand.input_tokens, budget - num_rows
-        if self._whole_prompts:
-            room = max(room, size)
+        size, room = self._demand.input_tokens, self._room(num_rows, budget)
         if room < 1:
             return None
         total_s = 0.0
@@ -121,6 +126,15 @@ class Steps:
                 return None
             total_s += step_s
         return total_s
+
+    def ttft_s(self, num_rows: int, budget: int) -> float | None:
+        """Of one of `num_rows` requests that keep the batch full: mean wait, then its prompt."""
+        own_s = self.prompt_s(num_rows - 1, budget)
+        if own_s is None:
+            return None
+        new = newcomers(self._demand, num_rows=num_rows, room=self._room(num_rows - 1, budget))
+        step_s = self.seconds(self._mixed(num_rows - 1, new.num_tokens, at_end=False))
+        return None if step_s is None else new.wait_steps * step_s + own_s
 
     def new_tokens(self, num_rows: int) -> int:
         """Prompt tokens per step that keep a batch full."""
@@ -183,8 +197,13 @@ class Steps:
             tpot_s=tpot_s,
             output_tokens_per_s=None if tpot_s is None else num_rows / tpot_s,
             longest_s=self.longest_s(num_rows, budget),
-            ttft_s=self.ttft_s(num_rows - 1, budget),
+            ttft_s=self.ttft_s(num_rows, budget),
         )
+
+    def _room(self, num_rows: int, budget: int) -> int:
+        """Tokens of prompts that a step takes beside so many decodes."""
+        room = budget - num_rows
+        return max(room, self._demand.input_tokens) if self._whole_prompts else room
 
     def _decodes(self, num_rows: int) -> StepShape:
         return decodes(num_rows, num_rows * self._demand.mean_context)

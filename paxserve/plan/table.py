@@ -145,9 +145,10 @@ def _ridge(plan: Plan) -> tuple[str, ...]:
 
 
 _BATCH_NOTE = (
-    "step: decodes alone at the mean context; TPOT and tokens/s: with the prompts of those who "
-    "follow; longest: the budget full; TTFT: no wait for a place; budget: of tokens per step, the "
-    "engine's or what the batch needs to stay full"
+    "step: decodes alone at the mean context; TPOT and tokens/s: the mean of such steps and of "
+    "those that prompts of newcomers share; longest: the budget full; TTFT: with the mean wait for "
+    "prompts of others, no wait for a place; budget: of tokens per step, the engine's or what the "
+    "batch needs to stay full"
 )
 
 _ROOFLINE_NOTE = (

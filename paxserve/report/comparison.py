@@ -13,7 +13,7 @@ from matplotlib.transforms import ScaledTranslation
 
 from paxserve.report import style
 from paxserve.report.style import Picture, legend_below, panels, title
-from paxserve.sweep.comparison import Comparison, Difference, Mean
+from paxserve.sweep.comparison import Comparison, Difference, Mean, spread_name
 
 _PANEL_INCHES = 3.2
 _ASIDE_POINTS = 3
@@ -73,8 +73,11 @@ def _draw(
     legend_below(picture, handles, columns=3 if len(names) > 4 else 2)
     counts = sorted({row.num_seeds for row in rows})
     seeds = f"{counts[0]}" if len(counts) == 1 else f"{counts[0]} to {counts[-1]}"
-    bars = "; bars: 95 % bootstrap interval of the mean" if counts[-1] > 1 else ""
-    picture.suptitle(f"means over {seeds} seeds{bars}", x=0.01, ha="left", fontsize=9)
+    spread = spread_name(counts)
+    bars = f"; bars: {spread}" if spread else ""
+    lost = comparison.num_missing
+    missing = f"; {lost} of {comparison.num_cells} cells missing" if lost else ""
+    picture.suptitle(f"means over {seeds} seeds{bars}{missing}", x=0.01, ha="left", fontsize=9)
     return picture
 
 

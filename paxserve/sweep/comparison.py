@@ -6,12 +6,12 @@ tables. Must not know: files, pictures.
 A sweep has axes. One is the seed, over which means are taken; one may be numeric and is what
 figures are drawn against (`by`); what sets cells apart beside these is called their policy,
 whatever it is. A number that is null in some cell has no place on an axis, so it is a policy, too.
-Intervals are 95 % bootstrap intervals of the mean over seeds; with fewer than five
-seeds they are narrower than they should be, and with one there is none.
+Beside a mean over seeds stand the ends of its 95 % bootstrap interval; of fewer than five seeds,
+whose resamples say little, the smallest and the largest value; of one, nothing.
 """
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -26,6 +26,9 @@ SEED = "seed"
 METRICS = (
     "mean_normalized_latency_s_per_token", "output_throughput", "p99_ttft_ms", "p99_itl_ms",
 )  # fmt: skip
+
+FEWEST_OF_AN_INTERVAL = 5
+INTERVAL = "95 % bootstrap interval of the mean"
 
 type Policy = tuple[Any, ...]
 
@@ -58,9 +61,12 @@ class Difference(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """Cells that have figures; `by` is a numeric axis or None, `policy_axes` are the others."""
+    """Cells that have figures, of `num_cells` that were asked for; `by` is a numeric axis or None,
+    `policy_axes` are the others. A numeric axis of which one value is left is neither.
+    """
 
     cells: pd.DataFrame
+    num_cells: int
     by: str | None
     policy_axes: tuple[str, ...]
     metrics: tuple[str, ...]
@@ -89,8 +95,10 @@ class Comparison:
             raise ValueError("no cell of this sweep is complete")
         if by is not None and by not in numeric:
             raise ValueError(f"{by} is no numeric axis of this sweep; there are {numeric}")
-        if by is None and len(numeric) == 1:
-            (by,) = numeric
+        constant = [axis for axis in numeric if cells[axis].nunique() == 1]
+        drawn = [axis for axis in numeric if axis not in constant]
+        if by in constant or (by is None and len(drawn) == 1):
+            by = None if by in constant else drawn[0]
         known = cells.columns[cells.columns.get_loc(STATE) + 1 :]
         figures = [name for name in known if pd.api.types.is_numeric_dtype(cells[name])]
         unknown = [name for name in metrics if name not in figures]
@@ -99,8 +107,19 @@ class Comparison:
                 f"{', '.join(unknown)} is no figure of this sweep; there are {figures}"
             )
         shown = metrics or [m for m in METRICS if m in figures and cells[m].notna().any()]
-        others = tuple(axis for axis in axes if axis not in (by, SEED))
-        return cls(cells=cells, by=by, policy_axes=others, metrics=tuple(shown))
+        others = tuple(axis for axis in axes if axis not in (by, SEED, *constant))
+        return cls(
+            cells=cells,
+            num_cells=table.num_rows,
+            by=by,
+            policy_axes=others,
+            metrics=tuple(shown),
+        )
+
+    @property
+    def num_missing(self) -> int:
+        """Cells without figures: failed, or not run."""
+        return self.num_cells - len(self.cells)
 
     @property
     def policies(self) -> dict[Policy, str]:
@@ -189,6 +208,16 @@ class Comparison:
             yield float(place), group
 
 
+def spread_name(nums_seeds: Iterable[int]) -> str | None:
+    """What `low` and `high` of rows with so many seeds are; None if none of them has any."""
+    counts = sorted({num for num in nums_seeds if num > 1})
+    few = [num for num in counts if num < FEWEST_OF_AN_INTERVAL]
+    if not few:
+        return INTERVAL if counts else None
+    ranges = f"range of {' or '.join(map(str, few))} seeds"
+    return ranges if few == counts else f"{ranges}, {INTERVAL} of more"
+
+
 def _is_numeric(column: pa.ChunkedArray) -> bool:
     kind = column.type
     is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
@@ -202,7 +231,11 @@ def _by_seed(group: pd.DataFrame, metric: str) -> pd.Series:
 
 
 def _mean(values: np.ndarray) -> tuple[float, float | None, float | None]:
-    low, high = mean_interval(values, seed=0) if len(values) > 1 else (None, None)
+    low, high = None, None
+    if len(values) >= FEWEST_OF_AN_INTERVAL:
+        low, high = mean_interval(values, seed=0)
+    elif len(values) > 1:
+        low, high = float(values.min()), float(values.max())
     return float(values.mean()), low, high
 
 

@@ -7,6 +7,7 @@ import argparse
 import json
 from pathlib import Path
 
+from paxserve.hydra_config import add_overrides
 from paxserve.terminal import Terminal
 
 
@@ -15,7 +16,7 @@ def add(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None
     verify = commands.add_parser(
         "verify", help="serve a workload under many policies and compare every token"
     )
-    verify.add_argument("overrides", nargs="*", metavar="OVERRIDE", help="as of paxserve run")
+    add_overrides(verify, about="as of paxserve run")
     verify.add_argument("--quick", action="store_true", help=_QUICK)
     verify.add_argument("--only", action="append", default=[], metavar="AXIS=NAME,..", help=_ONLY)
     verify.add_argument("--json", type=Path, metavar="FILE", help="write everything there too")

@@ -49,6 +49,8 @@ class Jsonl:
             if arrival.request_id in arrivals:
                 raise ValueError(f"{place}: id {arrival.request_id!r} comes twice")
             arrivals[arrival.request_id] = arrival
+        if not arrivals:
+            raise ValueError(f"{self.path} has no requests")
         return Listed(arrivals.values())
 
     def _arrival(self, fields: dict[str, Any], number: int, where: str) -> Arrival:

@@ -246,10 +246,21 @@ def test_refused_requests_are_reported_and_the_others_served(cli, workplace):
     assert (summary["completed"], summary["num_refused"]) == (3, 1)
 
 
+def test_a_file_without_requests(cli, workplace):
+    (workplace / "requests.jsonl").write_text("\n")
+    done = cli("run", *SCRIPTED, "run_dir=results")
+    assert_readable_failure(done, "requests.jsonl has no requests")
+
+
 def test_a_run_that_refuses_everything_failed(cli, workplace):
     write_requests(workplace / "requests.jsonl", [{"prompt": "x"}, {"prompt_token_ids": []}])
     done = cli("run", *SCRIPTED, "run_dir=results")
-    assert_readable_failure(done, "the prompt is empty", "no request was completed", code=1)
+    assert_readable_failure(
+        done,
+        "the prompt is empty",
+        "no request was completed: 2 of 2 refused, the first because this model has no tokenizer",
+        code=1,
+    )
     lines = (workplace / "results" / "outputs.jsonl").read_text().splitlines()
     assert [json.loads(line)["finish_reason"] for line in lines] == ["error", "error"]
 

@@ -45,6 +45,37 @@ def test_leaping_changes_one_figure_of_a_run(workplace, capsys):
         assert (workplace / "with" / name).read_text() == (workplace / "without" / name).read_text()
 
 
+OWN = """
+from dataclasses import dataclass
+
+from paxserve.batching.textbook import Textbook
+
+
+@dataclass(frozen=True)
+class OneByOne:
+    release = "at_finish"
+    whole_prompts = True
+
+    def propose(self, view):
+        yield from Textbook().propose(view)
+"""
+
+
+def test_a_batching_that_does_not_say_what_is_steady_is_named_once(workplace, monkeypatch, capsys):
+    monkeypatch.setattr(sys, "path", [str(workplace), *sys.path])
+    said = "does not say what is steady, so steps are taken one by one"
+    run = [*(o for o in RUN if not o.startswith("baseline")), "limits.max_model_len=512"]
+    own = [*run, "batching=my_own:OneByOne"]
+    (workplace / "my_own.py").write_text(OWN)
+    assert main([*own, "run_dir=a"]) == 0
+    assert capsys.readouterr().err.count(f"batching OneByOne {said}") == 1
+    assert main([*own, "executor.leaps=false", "run_dir=b"]) == 0
+    assert said not in capsys.readouterr().err
+    for batching in ("textbook", "alternating"):  # steady, and not, and both say so
+        assert main([*run, f"batching={batching}", f"run_dir={batching}"]) == 0
+        assert said not in capsys.readouterr().err
+
+
 def test_it_is_true_or_false(capsys):
     assert main([*RUN, "executor.leaps=2"]) == 2
     assert "executor.leaps must be true or false, got 2" in capsys.readouterr().err

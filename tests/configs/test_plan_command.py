@@ -44,7 +44,7 @@ def test_it_says_what_there_is_to_say(plan):
         "ridge: 295 FLOP/byte; decodes reach it with 340 rows by their weights alone, and ",
         "weights 70%, links 30%",
         "a roofline with the default efficiencies is optimistic: the products of measured steps",
-        "serve with limits.max_num_seqs=102 limits.max_num_batched_tokens=512",
+        "serve with limits.max_num_seqs=118 limits.max_num_batched_tokens=640",
         "64 KV heads (MHA)",
         "1 device: the model does not fit: 141.1 GB of weights",
     ):
@@ -72,6 +72,7 @@ def test_tp_is_short_for_the_setting():
     short, long = configured(*LLAMA, "tp=4"), configured(*LLAMA, "limits.tensor_parallel_size=4")
     assert short == long
     assert short.num_devices == 4
+    assert configured(*LLAMA, "tp=4", "limits.tensor_parallel_size=4") == short
 
 
 def numbers(found):
@@ -123,12 +124,24 @@ def test_a_table_without_an_answer_leaves_dashes(plan, tmp_path):
     [
         ((*LLAMA,), "the model does not fit: 141.1 GB of weights on each of 1 H100 SXM"),
         ((*LLAMA, "tp=3"), "tensor_parallel_size=3 does not divide num_kv_heads=8"),
+        ((*LLAMA, "tp=2", "limits.tensor_parallel_size=4"),
+         "tp=2 and limits.tensor_parallel_size=4 are one setting: give it once"),
+        ((*LLAMA, "tp=2", "tp=4"), "tp=2 and tp=4 are one setting: give it once"),
         ((*LLAMA, "tp=0"), "tensor_parallel_size must be an integer of at least 1, got 0"),
         ((*LLAMA, "tp=4", "hardware.bytes_per_s=-1"), "hardware.bytes_per_s must be a number ab"),
         ((*LLAMA, "tp=4", "hardware.bytes_per_s=0"), "hardware.bytes_per_s must be a number abo"),
         ((*LLAMA, "tp=4", "hardware.flop_per_s.bfloat16=nan"), "flop_per_s.bfloat16 must be"),
         ((*LLAMA, "tp=4", "hardware.flop_per_s.bfloat16=.inf"), "flop_per_s.bfloat16 must be"),
         ((*LLAMA, "tp=4", "hardware.memory_bytes=0"), "hardware.memory_bytes must be an integer"),
+        ((*LLAMA, "tp=4", "hardware.bytes_per_s=2039"),
+         "hardware.bytes_per_s=2039 is in bytes per second; did you mean 2039e9?"),
+        ((*LLAMA, "tp=4", "hardware.flop_per_s.bfloat16=312"),
+         "hardware.flop_per_s.bfloat16=312 is in FLOP per second; did you mean 312e12?"),
+        ((*LLAMA, "tp=4", "hardware.flop_per_s=312"), "hardware.flop_per_s must be a rate per dty"),
+        ((*LLAMA, "tp=4", "hardware.memory_bytes=80"),
+         "hardware.memory_bytes=80 is in bytes; did you mean 80000000000?"),
+        ((*LLAMA, "tp=4", "hardware.memory_bytes=500000000"),
+         "hardware.reserved_bytes=1000000000 is more than hardware.memory_bytes=500000000"),
         ((*LLAMA, "tp=4", "cost_model.link_efficiency=0"), "cost_model.link_efficiency must be"),
         ((*LLAMA, "tp=4", "model.num_layers=0"), "num_layers must be an integer from 1"),
         ((*LLAMA, "tp=4", "limits.max_model_len=9000"), "is beyond the model's 8192 positions"),

@@ -152,3 +152,17 @@ def test_mistakes_are_a_line(workplace, monkeypatch, capsys):
     assert main(["replay", "first", "eviction=lfu", "--out", "x"]) == 2
     assert "eviction was set, but nothing reads it" in capsys.readouterr().err
     assert main(["replay", "mine", "admission=my_order:Mine", "--out", "y"]) == 0
+
+
+def test_what_cannot_be_served_is_refused_before_anything_is(capsys, workplace):
+    recorded()
+    for asked, words in (
+        (["batching=static", "limits.max_num_batched_tokens=8"], "max_num_batched_tokens"),
+        (["limits.no_such=2"], "limits.no_such"),
+        (["victim=newest", "reservation=max"], "victim was set, but nothing reads it"),
+    ):
+        assert main(["replay", "first", *asked, "--out", "x"]) == 2
+        err = capsys.readouterr().err
+        assert words in err
+        assert "replay of" not in err
+        assert not (workplace / "x" / "own").exists()

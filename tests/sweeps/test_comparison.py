@@ -3,6 +3,7 @@
 import importlib.util
 import json
 import os
+import shutil
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -12,7 +13,7 @@ from axes import ROOT
 from paxserve.paired import mean_interval
 from paxserve.report.comparison import draw_differences, draw_means
 from paxserve.sweep.cell import Cell
-from paxserve.sweep.comparison import Comparison
+from paxserve.sweep.comparison import Comparison, spread_name
 from paxserve.sweep.directory import SweepDirectory
 from paxserve.sweep.table import sweep_table
 
@@ -67,8 +68,28 @@ def test_means_are_over_the_seeds_that_are_there(sweep):
         values = np.array([factor * figure(policy, rate, s) for s in SEEDS if s != lost])
         assert mean.num_seeds == len(values)
         assert mean.mean == pytest.approx(values.mean())
-        assert (mean.low, mean.high) == mean_interval(values, seed=0)
-        assert mean.low < mean.mean < mean.high
+        assert (mean.low, mean.high) == (values.min(), values.max())
+
+
+def test_five_seeds_make_an_interval_and_fewer_a_range(tmp_path):
+    directory = SweepDirectory.made(tmp_path / "sweep")
+    for rate, seeds in ((1, 5), (4, 2)):
+        for seed in range(seeds):
+            one = cell("static", rate, seed)
+            directory.add([one])
+            running = directory.begin(one)
+            (running / "summary.json").write_text(json.dumps({"p99_itl_ms": float(seed * seed)}))
+            (running / "complete").write_text("")
+            directory.keep(one.name, running)
+    compared = Comparison.of(sweep_table(directory))
+    five, two = compared.means()
+    assert (five.low, five.high) == mean_interval(np.array([0.0, 1, 4, 9, 16]), seed=0)
+    assert (two.low, two.high) == (0.0, 1.0)
+    drawn = draw_means(compared).get_suptitle()
+    assert "bars: range of 2 seeds, 95 % bootstrap interval of the mean of more" in drawn
+    assert spread_name([5, 8]) == "95 % bootstrap interval of the mean"
+    assert spread_name([1, 2, 4]) == "range of 2 or 4 seeds"
+    assert spread_name([1]) is None
 
 
 def test_differences_are_within_a_seed(sweep):
@@ -173,6 +194,18 @@ def test_without_a_numeric_axis(sweep):
     assert len(draw_means(compared).axes) == 2
 
 
+def test_an_axis_of_which_one_value_is_left_is_none(sweep):
+    for rate_4 in [cell(b, 4, s) for b in ("static", "textbook") for s in SEEDS]:
+        shutil.rmtree(sweep.path / rate_4.name, ignore_errors=True)
+    for settings in ({}, {"by": "workload.rate"}):
+        compared = Comparison.of(sweep_table(sweep), **settings)
+        assert (compared.by, compared.policy_axes) == (None, ("batching",))
+        assert list(compared.policies.values()) == ["static", "textbook"]
+    assert compared.baseline("batching=static") == ("static",)
+    drawn = draw_means(compared).get_suptitle()
+    assert drawn == "means over 3 seeds; bars: range of 3 seeds; 6 of 12 cells missing"
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
@@ -221,11 +254,13 @@ def compare():
     return module.main
 
 
-def test_the_command_writes_tables_and_pictures(sweep, compare, capsys):
+def test_the_command_writes_tables_and_pictures(sweep, compare, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
     assert compare([str(sweep.path), "--baseline", "batching=textbook"]) == 0
     out = capsys.readouterr().out
     assert "without 2 of 12 cells: failed, missing" in out
     assert "less textbook, paired by seed" in out
+    assert "mean (range of 3 seeds)" in out
     written = {"table.csv", "table.parquet"}
     for name in ("means", "differences"):
         written |= {f"{name}.parquet", f"{name}.csv", f"{name}.png"}

@@ -271,7 +271,8 @@ def test_a_cell_in_which_nothing_was_completed_has_failed(cli, tmp_path, monkeyp
     assert changes.index(("there", "error.txt")) < changes.index(("write", "complete"))
     code, _, err = cli(*REAL, "workload.lengths.input_tokens=4,99", "run_dir=sweep")
     assert code == 1
-    assert "FAILED: RuntimeError: no request was completed" in err
+    assert "FAILED: no request was completed: " in err
+    assert "refused, the first because the prompt has 99 tokens" in err
     rows = pq.read_table(tmp_path / "sweep" / "table.parquet").to_pylist()
     assert [row["state"] for row in rows] == ["complete", "failed"]
     assert (tmp_path / "sweep" / rows[1]["cell"] / "outputs.jsonl").is_file()

@@ -1,5 +1,8 @@
 """Predicted steps: the shapes that stand for a batch, and that an engine takes as long."""
 
+import random
+from statistics import mean
+
 import pytest
 from builders import greedy, make_policies
 from cost_builders import roofline, small_hardware, small_model
@@ -7,8 +10,9 @@ from plan_builders import SMALL_DEMAND, Asked, configured, small_setup
 
 from paxserve.assemble import simulated_engine
 from paxserve.plan import Demand
+from paxserve.plan.newcomers import newcomers
 from paxserve.plan.steps import ARITHMETIC, KV, WEIGHTS, Steps
-from paxserve.request import Origin
+from paxserve.request import Origin, State
 from paxserve.step_shape import chunk, decodes, prompt, together
 
 
@@ -30,21 +34,23 @@ def test_a_step_of_decodes_is_at_the_mean_context():
     assert shapes == [decodes(3, 75)]
 
 
-def test_a_mean_step_has_the_prompts_of_those_who_follow():
+def test_the_mean_is_over_steps_with_prompts_and_steps_without():
     steps, shapes = asked()
     assert steps.new_tokens(3) == 6  # 3 / 10 requests a step, of 20 tokens
-    assert steps.mean_s(3, 32) == 4 + 9
-    middle = chunk(7, 6, samples=False)
-    assert shapes == [together(decodes(3, 75), middle)]
+    # The budget takes a prompt in chunks of 12, so that half of the steps have one.
+    assert steps.mean_s(3, 15) == pytest.approx(0.5 * (4 + 15) + 0.5 * (3 + 3))
+    middle = chunk(4, 12, samples=False)
+    assert shapes == [decodes(3, 75), together(decodes(3, 75), middle)]
     # The middle of a prompt has the mean of the pairs of all its pieces.
-    assert middle.chunk_pairs == pytest.approx(prompt(20).chunk_pairs * 6 / 20)
+    assert middle.chunk_pairs == pytest.approx(prompt(20).chunk_pairs * 12 / 20)
 
 
 def test_a_budget_without_room_for_them_keeps_no_batch_full():
     steps, shapes = asked()
-    assert steps.mean_s(3, 9) == 13.0
+    assert steps.mean_s(3, 9) == 13.0  # a chunk of 6 in every step
+    assert len(shapes) == 2
     assert steps.mean_s(3, 8) is None
-    assert len(shapes) == 1
+    assert len(shapes) == 2
 
 
 def test_the_longest_step_has_the_ends_of_prompts():
@@ -57,17 +63,26 @@ def test_the_longest_step_has_the_ends_of_prompts():
 
 def test_a_prompt_goes_in_chunks_of_what_decodes_leave():
     steps, shapes = asked()
-    assert steps.ttft_s(2, 10) == (3 + 10) * 2 + (3 + 6)
+    assert steps.prompt_s(2, 10) == (3 + 10) * 2 + (3 + 6)
     pieces = [chunk(0, 8, samples=False), chunk(8, 8, samples=False), chunk(16, 4, samples=True)]
     assert shapes == [together(decodes(2, 50), piece) for piece in pieces]
-    assert steps.ttft_s(0, 32) == 1 + 20
-    assert steps.ttft_s(10, 10) is None
+    assert steps.prompt_s(0, 32) == 1 + 20
+    assert steps.prompt_s(10, 10) is None
 
 
 def test_a_batching_that_splits_no_prompt_takes_it_whole():
     steps, shapes = asked(whole_prompts=True)
-    assert steps.ttft_s(2, 10) == 3 + 22
+    assert steps.prompt_s(2, 10) == 3 + 22
     assert shapes == [together(decodes(2, 50), prompt(20))]
+
+
+def test_a_first_token_waits_for_the_prompts_before_its_own():
+    steps, _ = asked()
+    found_s, own_s = steps.ttft_s(3, 10), steps.prompt_s(2, 10)
+    new = newcomers(SMALL_DEMAND, num_rows=3, room=8)
+    assert new.wait_steps > 0.1
+    assert found_s == pytest.approx(own_s + new.wait_steps * (3 + 10))
+    assert steps.ttft_s(1, 10) == steps.prompt_s(0, 10)
 
 
 # What bounds a step.
@@ -178,14 +193,14 @@ def test_a_simulated_engine_takes_what_was_planned(overrides):
     in_decodes = [step for step in made.steps if step.num_tokens == step.num_rows == 16]
     assert len(in_decodes) == 8
     assert in_decodes[4].duration_s == steps.decode_s(16)  # the fifth reads 96 + 5
-    assert request.sequence.token_times_s[0] == steps.ttft_s(0, budget)
+    assert request.sequence.token_times_s[0] == steps.prompt_s(0, budget)
 
 
 def test_a_prompt_in_chunks_beside_decodes_is_as_fast_as_planned():
     setup = configured("model=llama-3-8b", "hardware=a100-80g", "limits.max_num_seqs=16",
                        "limits.max_num_batched_tokens=64")  # fmt: skip
     demand = Demand(input_tokens=200, output_tokens=400)
-    planned_s = Steps(setup, demand).ttft_s(9, 64)
+    planned_s = Steps(setup, demand).prompt_s(9, 64)
     made = engine(setup)
     for _ in range(9):
         ask(made, 200, 400)
@@ -196,3 +211,57 @@ def test_a_prompt_in_chunks_beside_decodes_is_as_fast_as_planned():
         made.step()
     found_s = late.sequence.token_times_s[0] - late.arrival_s
     assert found_s == pytest.approx(planned_s, rel=0.01)
+
+
+def closed_loop(setup, num_users, *, num_rounds, lengths):
+    """Users who ask again as soon as they are answered; what they saw from the third round on:
+    mean TPOT, mean TTFT, output tokens per second.
+    """
+    made, rng = engine(setup), random.Random(0)
+
+    def asks():
+        low, high = lengths
+        return ask(made, round(1024 * rng.uniform(low, high)), round(256 * rng.uniform(low, high)))
+
+    asking, answered = [asks() for _ in range(num_users)], []
+    while len(answered) < num_rounds * num_users:
+        made.step()
+        for place, request in enumerate(asking):
+            if request.state is State.FINISHED:
+                answered.append(request)
+                asking[place] = asks()
+    begun_s = answered[3 * num_users - 1].sequence.token_times_s[-1]
+    answered = answered[3 * num_users :]
+    times = [request.sequence.token_times_s for request in answered]
+    return (
+        mean((t[-1] - t[0]) / (len(t) - 1) for t in times),
+        mean(t[0] - request.arrival_s for t, request in zip(times, answered, strict=True)),
+        sum(map(len, times)) / (times[-1][-1] - begun_s),
+    )
+
+
+@pytest.mark.parametrize("num_users", [8, 16, 32, 64])
+def test_a_closed_loop_has_the_tpot_and_the_throughput_that_were_planned(num_users):
+    """Prompts share few steps and fill those: an even spread of them over all steps, inside tiles
+    that decodes pay for anyway, would be a fifth too fast at 16.
+    """
+    setup = eight_billion(num_users)
+    batch = Steps(setup, Demand()).batch(num_users, budget=512, fits=True)
+    tpot_s, _, tokens_per_s = closed_loop(setup, num_users, num_rounds=5, lengths=(1, 1))
+    assert batch.tpot_s == pytest.approx(tpot_s, rel=0.05)
+    assert batch.output_tokens_per_s == pytest.approx(tokens_per_s, rel=0.05)
+
+
+@pytest.mark.parametrize("num_users", [16, 64])
+def test_a_closed_loop_of_varied_lengths_has_the_ttft_that_was_planned(num_users):
+    setup = eight_billion(num_users)
+    batch = Steps(setup, Demand()).batch(num_users, budget=512, fits=True)
+    tpot_s, ttft_s, _ = closed_loop(setup, num_users, num_rounds=9, lengths=(0.5, 1.5))
+    assert batch.tpot_s == pytest.approx(tpot_s, rel=0.1)
+    assert batch.ttft_s == pytest.approx(ttft_s, rel=0.15)
+
+
+def eight_billion(max_num_seqs):
+    return configured("model=llama-3-8b", "hardware=a100-80g",
+                      f"limits.max_num_seqs={max_num_seqs}",
+                      "limits.max_num_batched_tokens=512")  # fmt: skip
