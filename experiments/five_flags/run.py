@@ -96,7 +96,7 @@ def draw(found: Mapping[str, Mapping[str, Any]]) -> Picture:
             for name, label in DRAWN.items()
         }
         groups.append((flag, series))
-    return grouped(groups, unit="times the default's", columns=3, is_logarithmic=True)
+    return grouped(groups, unit="times the default's", columns=3, are_ratios=True)
 
 
 def _shown(name: str, value: float) -> str | float:

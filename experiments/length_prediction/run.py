@@ -5,13 +5,13 @@ python -m experiments.length_prediction.run [--processes 2] [--fast]
 
 from collections.abc import Mapping
 
-from experiments.study.bars import grouped
 from experiments.study.cells import each
 from experiments.study.door import Findings, Setting, main
 from experiments.study.readme import mark, ratio, table
 from paxserve.claims.figure12 import LATENCY
 from paxserve.metrics import Summary
-from paxserve.report.style import Picture
+from paxserve.report import style
+from paxserve.report.style import Picture, panels, title
 
 FILES = {
     3: "ssjf/predictions_warmup_cls_1000K.min.csv",
@@ -36,7 +36,7 @@ ORDERS: Mapping[str, tuple[int, tuple[str, ...]]] = {
     "SRPT, true lengths": (5, ("baseline=srpt",)),
     "SRPT, 5 classes": (5, ("baseline=srpt", "admission.length=predicted")),
 }
-LOADS = {"burst": 0.0, "steady": 22.0}  # requests/s; 0: all at once
+LOADS = {"burst": 0.0, "steady overload": 40.0}  # requests/s (34 are served); 0: all at once
 _PUBLISHED = 6.67 / 1.27  # FCFS over SJF
 
 
@@ -106,11 +106,16 @@ def order_table(runs: Runs) -> str:
 
 def draw(runs: Runs) -> Picture:
     """Mean latency per token, by load and order."""
-    groups = []
-    for load in dict.fromkeys(load for load, _ in runs):
-        series = {name: {"": _figure(runs, own, name)} for own, name in runs if own == load}
-        groups.append((f"{load}: mean latency, s per token", series))
-    return grouped(groups, unit="s per token")
+    loads = list(dict.fromkeys(load for load, _ in runs))
+    picture, axes = panels([2.8], columns=len(loads))
+    for axis, load in zip(axes, loads, strict=True):
+        values = {name: _figure(runs, own, name) for own, name in runs if own == load}
+        bars = axis.barh(list(values), list(values.values()), color=style.BLUE, height=0.72)
+        axis.bar_label(bars, fmt="%.2g", fontsize=8, padding=2)
+        axis.invert_yaxis()
+        axis.set_xlabel("mean latency, s per token")
+        title(axis, load)
+    return picture
 
 
 def _figure(runs: Runs, load: str, name: str) -> float:

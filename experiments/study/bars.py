@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 
+from experiments.study.readme import written
 from paxserve.report import style
 from paxserve.report.style import Picture, legend_below, panels, title
 
@@ -39,18 +40,22 @@ def grouped(
     *,
     unit: str,
     columns: int = 2,
-    is_logarithmic: bool = False,
+    are_ratios: bool = False,
 ) -> Picture:
-    """A panel per group: its title, and per series the values by name."""
+    """A panel per group: its title, and per series the values by name. Bars of ratios grow from 1
+    on a logarithmic axis, so that half is as far as twice.
+    """
     picture, axes = panels([3.0] * -(-len(groups) // columns), columns=columns)
     names: list[str] = []
     for axis, (heading, series) in zip(axes, groups, strict=False):
         names = list(dict.fromkeys([*names, *series]))
-        _draw_group(axis, series, names)
+        if are_ratios:
+            axis.set_yscale("log")
+            axis.axhline(1.0, color=style.GRID, linewidth=0.8, zorder=0)
+            axis.margins(y=0.15)
+        _draw_group(axis, series, names, bottom=float(are_ratios))
         title(axis, heading)
         axis.set_ylabel(unit)
-        if is_logarithmic:
-            axis.set_yscale("log")
     colours = style.series_colours(len(names))
     handles = [Patch(color=c, label=name) for c, name in zip(colours, names, strict=True)]
     legend_below(picture, handles, columns=4)
@@ -58,7 +63,7 @@ def grouped(
 
 
 def _draw_group(
-    axis: Axes, series: Mapping[str, Mapping[str, float]], names: Sequence[str]
+    axis: Axes, series: Mapping[str, Mapping[str, float]], names: Sequence[str], *, bottom: float
 ) -> None:
     labels = list(next(iter(series.values())))
     width = 0.8 / len(series)
@@ -68,7 +73,8 @@ def _draw_group(
             if label not in values:
                 continue
             place = x + (i - (len(series) - 1) / 2) * width
-            axis.bar(place, values[label], width=width * 0.94, color=colours[name])
-            axis.text(place, values[label], f"{values[label]:.3g}", ha="center", va="bottom",
-                      fontsize=7.5)  # fmt: skip
+            value, colour = values[label], colours[name]
+            axis.bar(place, value - bottom, bottom=bottom, width=width * 0.94, color=colour)
+            side = "top" if value < bottom else "bottom"
+            axis.text(place, value, written(value, digits=2), ha="center", va=side, fontsize=7.5)
     axis.set_xticks(range(len(labels)), labels)
