@@ -196,4 +196,4 @@ def sustained(scale: Scale) -> Iterator[Claim]:
     )
 
 
-FITTED_HOST_S = {"OPT-13B": 0.0103, "OPT-66B": 0.0213, "OPT-175B": 0.0439}
+FITTED_HOST_S = {"OPT-13B": 0.0103, "OPT-66B": 0.0201, "OPT-175B": 0.0496}
