@@ -86,6 +86,7 @@ class _SweepLauncher(Launcher):
         self._composed = _Composed(hydra_context.config_loader)
         hydra_context.config_loader = cast(ConfigLoader, self._composed)
         self._wanted = config.get("run_dir")
+        self._batch_size = config.hydra.sweeper.get("max_batch_size")
 
     def launch(
         self, job_overrides: Sequence[Sequence[str]], initial_job_idx: int
@@ -95,6 +96,11 @@ class _SweepLauncher(Launcher):
         from paxserve.sweep.run import sweep
 
         try:
+            if self._batch_size is not None:
+                raise ValueError(
+                    f"hydra.sweeper.max_batch_size={self._batch_size}: a sweep takes all its cells "
+                    "at once: leave it null, and say with n_jobs how many run at a time"
+                )
             cells = self._composed.cells(job_overrides)
             path = new_run_path(self._wanted)
             code = sweep(path, cells, resume=self._resume, runner=self._runner())

@@ -188,6 +188,7 @@ def simulated_engine(
     say: Say,
     logs_blocks: bool = False,
     folded: "FoldedRequests | None" = None,
+    sampling: str | None = None,
 ) -> Engine:
     """An engine whose steps take, on a virtual clock, what a cost model says of them.
 
@@ -197,6 +198,8 @@ def simulated_engine(
         settings, policies, seed, logs_blocks: as of `real_engine`.
         pads: steps cost what the padded shapes would that an engine on JAX compiles.
         leaps: runs of steps that are all alike are taken in one move.
+        sampling: the variant of the steps, for cost models that were measured of one; None: of
+            any.
         say: receives the size of the pool, and warnings.
 
     Raises:
@@ -223,6 +226,7 @@ def simulated_engine(
         num_devices=settings.tensor_parallel_size,
         kv_cache_dtype=settings.kv_cache_dtype,
         block_size=settings.block_size,
+        sampling=sampling,
     )
     if leaps and not logs_blocks and not hasattr(policies.batching, "is_steady"):
         name = type(policies.batching).__name__

@@ -226,7 +226,7 @@ def run_job(config: DictConfig, *, into: Path | None = None) -> Summary | Except
         result = run(
             plain,
             choices=choices,
-            explicit=[key for key in explicit if key.partition(".")[0] != TRACKER],
+            explicit=[key for key in explicit if key.partition(".")[0] not in (TRACKER, "run_dir")],
             say=terminal.say,
             progress=terminal.progress,
             tracking=tracking,

@@ -50,6 +50,7 @@ class _Asked(NamedTuple):
     forks: bool
     folded: FoldedRequests | None
     own_cost_model: object
+    sampling: str | None
 
     def settings(self, *, unread: Iterable[str], **more: Any) -> EngineSettings:
         """Limits, of which some are legal but not read by this executor."""
@@ -81,6 +82,7 @@ def make_engine(
     forks: bool,
     folded: FoldedRequests | None = None,
     own_cost_model: object = None,
+    sampling: str | None = None,
 ) -> Made:
     """The engine that was asked for, not warmed up.
 
@@ -91,6 +93,7 @@ def make_engine(
         choices: group -> the name that was chosen for it.
         seed, say, logs_blocks, forks, folded: as of `real_engine`.
         own_cost_model: in place of the one that was chosen.
+        sampling: as of `simulated_engine`.
 
     Raises:
         ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError: as of `load_model`
@@ -101,7 +104,18 @@ def make_engine(
     if own_cost_model is not None and executor != "simulated":
         raise ValueError(f"cost_model was given, but executor={executor} reads none")
     return _MAKERS[executor](
-        _Asked(knobs, policies, choices, seed, say, logs_blocks, forks, folded, own_cost_model)
+        _Asked(
+            knobs,
+            policies,
+            choices,
+            seed,
+            say,
+            logs_blocks,
+            forks,
+            folded,
+            own_cost_model,
+            sampling,
+        )
     )
 
 
@@ -161,6 +175,7 @@ def _simulated(asked: _Asked) -> Made:
         say=asked.say,
         logs_blocks=asked.logs_blocks,
         folded=asked.folded,
+        sampling=asked.sampling,
     )
     return Made(engine=engine, vocab_size=model.vocab_size)
 

@@ -38,6 +38,8 @@ from paxserve.workload import Arrival, Source, Vocabulary, Workload
 type Progress = Callable[[str, int, int], None]
 
 RECORDS = ("full", "compact")
+# Settings of what a run leaves behind; who only compares runs does not give them to `prepare`.
+WRITTEN_DOWN = ("record", "record_blocks", "goodput")
 
 
 class ServingFailed(RuntimeError):
@@ -95,7 +97,8 @@ def run(
         config: group -> key -> value, `seed`; `record_blocks`: keep the log of blocks; `record`:
             full, or compact (see `folded.py`).
         choices: group -> the name that was chosen for it.
-        explicit: what the user set, as `group` or `group.key`.
+        explicit: what the user set, as `group`, `group.key`, or a key of no group; what config
+            lacks of these is not read.
         say: receives messages for people.
         progress: called with (what, done, total).
         policies: axis -> a policy object, in place of what was chosen for that axis; `cost_model`
@@ -129,6 +132,9 @@ def prepare(
 ) -> Prepared:
     """Everything of `run` before the first request; arguments and errors are those of `run`."""
     knobs = Knobs(config, explicit)
+    for key in ("seed", "record", "record_blocks"):
+        if key in config:
+            knobs.chosen(key)
     seed = config.get("seed", 0)
     if type(seed) is not int or seed < 0:
         raise ValueError(f"seed must be an integer >= 0, got {seed!r}")
@@ -162,6 +168,7 @@ def prepare(
         forks=params.num_sequences > 1,
         folded=FoldedRequests() if record == "compact" else None,
         own_cost_model=own_cost_model,
+        sampling=variant_of(params).value,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer

@@ -109,7 +109,8 @@ class Hardware:
         if dtype not in self.flop_per_s:
             raise ValueError(
                 f"model.dtype={dtype}: hardware {self.name} has no rate for it, only for "
-                f"{', '.join(self.flop_per_s)}: set hardware.flop_per_s.{dtype}, or another dtype"
+                f"{', '.join(self.flop_per_s)}: add +hardware.flop_per_s.{dtype}=..., or take "
+                "another dtype"
             )
         return self.flop_per_s[dtype]
 

@@ -147,8 +147,8 @@ def read_config(config: DictConfig, hydra_config: Any) -> Composed:
     """Plain data.
 
     Returns:
-        The settings by group; the choice made per group; and what the user set, as `group` or
-        `group.key`.
+        The settings by group; the choice made per group; and what the user set, as `group`,
+        `group.key`, or a key of no group such as `seed`.
 
     Raises:
         ValueError: a value that must be set is not, or refers to one that does not exist.
@@ -193,15 +193,7 @@ def _forget_replaced(
 
 
 def _is_no_setting(key: str) -> bool:
-    return key in (
-        "baseline",
-        "experiment",
-        "run",
-        "run_dir",
-        "seed",
-        "record",
-        "record_blocks",
-    ) or key.startswith("custom.")
+    return key in ("baseline", "experiment", "run") or key.startswith("custom.")
 
 
 def key_of(override: str) -> str:

@@ -186,7 +186,7 @@ def run(
         done = experiment.run(
             plain,
             choices=choices,
-            explicit=[key for key in explicit if key.partition(".")[0] != TRACKER],
+            explicit=[key for key in explicit if key.partition(".")[0] not in (TRACKER, "run_dir")],
             say=terminal.say,
             progress=terminal.progress,
             policies=own,

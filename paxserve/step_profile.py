@@ -21,7 +21,7 @@ from paxserve.models.dimensions import Dimensions
 from paxserve.numbers import real, shown, whole
 from paxserve.step_shape import StepShape
 
-VERSION = 1
+VERSION = 2
 MOST_S = 3600.0  # of any coefficient
 
 
@@ -85,6 +85,7 @@ class Profile:
         hardware by its name.
     device: its kind, as its runtime says.
     sampling: the variant of the steps: greedy, sampled, or logprobs.
+    kernel: the backend of attention that ran.
     versions: of what ran.
     regimes: at least one.
     host_s_per_step, host_s_per_row: between two steps, when the device waits.
@@ -99,6 +100,7 @@ class Profile:
     block_size: int
     device: str
     sampling: str
+    kernel: str
     versions: Mapping[str, str | None]
     regimes: tuple[Regime, ...]
     host_s_per_step: float
@@ -124,7 +126,7 @@ class Profile:
             raise ValueError(f"regimes must be of different shapes, got {sizes}")
 
     def check(self, target: Target) -> None:
-        """Whether it was measured of what is to be simulated.
+        """Whether it was measured of what is to be simulated, as far as that is said.
 
         Raises:
             ValueError: it was not; both values are named.
@@ -134,11 +136,13 @@ class Profile:
             ("tensor_parallel_size", self.num_devices, target.num_devices),
             ("kv_cache_dtype", self.kv_cache_dtype, target.kv_cache_dtype),
             ("block_size", self.block_size, target.block_size),
+            ("sampling", self.sampling, target.sampling),
+            ("kernel", self.kernel, target.kernel),
         ]
         ours, theirs = asdict(self.model), asdict(target.model)
         pairs += [(f"model.{name}", ours[name], theirs[name]) for name in ours]
         for name, measured, wanted in pairs:
-            if measured != wanted:
+            if wanted is not None and measured != wanted:
                 raise ValueError(
                     f"the profile was measured with {name}={measured}, and {name}={wanted} is to "
                     "be simulated: calibrate for that, or choose what was measured"

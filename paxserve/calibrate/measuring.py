@@ -20,9 +20,20 @@ from paxserve.step_shape import StepShape, shape_of
 
 
 def longest_context(limits: Limits) -> int:
-    """Tokens that every row can have at once."""
+    """Tokens that every row can have at once.
+
+    Raises:
+        ValueError: fewer than two, so that there is no step to measure.
+    """
     per_row = min(limits.blocks_per_row, limits.num_usable_blocks // limits.max_num_seqs)
-    return min(limits.max_model_len, per_row * limits.block_size)
+    longest = min(limits.max_model_len, per_row * limits.block_size)
+    if longest < 2:
+        raise ValueError(
+            f"max_num_seqs={limits.max_num_seqs} rows need two tokens of KV each to be measured, "
+            f"and there are {limits.num_usable_blocks} blocks of {limits.block_size} "
+            f"(max_model_len={limits.max_model_len}): give the pool more, or lower max_num_seqs"
+        )
+    return longest
 
 
 def measure(

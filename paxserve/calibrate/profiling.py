@@ -20,7 +20,7 @@ from paxserve.step_fit import errors, fit_host, fit_regimes
 from paxserve.step_profile import TERMS, Errors, Profile
 from paxserve.step_shape import StepShape
 
-DRAWN_EACH = 8  # drawn steps of each padded shape, to fit and again to hold the fit to
+FITTED_EACH, HELD_OUT_EACH = 24, 16  # drawn steps of each padded shape
 
 
 def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
@@ -30,12 +30,16 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
         bench: nothing else uses its executor.
         repetitions: how often each step is measured.
         seed: of the orders of measurement, and of the steps and requests that are drawn.
+
+    Raises:
+        ValueError: rows so short that there is nothing to measure; before anything was compiled.
     """
     limits, target, made = bench.limits, bench.target, bench.prepared.made
     longest, rng = longest_context(limits), np.random.default_rng(seed)
     warm_up(made.engine, bench.prepared.params, bench.progress)
     fitted, held_out = (
-        drawn(bench.buckets, longest=longest, num_each=DRAWN_EACH, rng=rng) for _ in range(2)
+        drawn(bench.buckets, longest=longest, num_each=num_each, rng=rng)
+        for num_each in (FITTED_EACH, HELD_OUT_EACH)
     )
     fitted += designed(bench.buckets, longest=longest)
     shapes, seconds = measure(
@@ -59,6 +63,7 @@ def calibrate(bench: Bench, *, repetitions: int, seed: int) -> Profile:
         block_size=target.block_size,
         device=str(made.device),
         sampling=variant_of(bench.prepared.params).value,
+        kernel=bench.executor.backend,
         versions=environment(made.device)["versions"],
         regimes=fit_regimes(shapes[:number], seconds[:number]),
         host_s_per_step=host_s,

@@ -1,6 +1,7 @@
 """B10: preemption changes no token, whatever is done with the victim, and says so.
 
-Source: Kwon et al., SOSP'23, section 4.5. The curves of Figure 19 need a hardware model.
+Source: Kwon et al., SOSP'23, section 4.5. What recomputing and swapping cost (Figure 19)
+needs a hardware model: experiments/vllm_fig18 has it (19b, beside 18b's block sizes).
 """
 
 import re

@@ -17,7 +17,8 @@ from paxserve.step_shape import StepShape
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """What is simulated: `model` on `num_devices` of `hardware`, KV of `kv_cache_dtype` in blocks
-    of `block_size` tokens.
+    of `block_size` tokens; `sampling`, the variant of its steps (greedy, sampled, logprobs), and
+    `kernel`, the backend of attention, where they are known.
     """
 
     model: Dimensions
@@ -25,6 +26,8 @@ class Target:
     num_devices: int
     kv_cache_dtype: str
     block_size: int
+    sampling: str | None = None
+    kernel: str | None = None
 
 
 class Costs(NamedTuple):

@@ -17,13 +17,21 @@ from paxserve.engine import Engine
 from paxserve.engines import hardware
 from paxserve.executor import Executor
 from paxserve.executor.simulated import Simulated
-from paxserve.experiment import Prepared, Progress, Run, prepare, serve_prepared
-from paxserve.fidelity.retold import Retold, recorded_costs
+from paxserve.experiment import (
+    WRITTEN_DOWN,
+    Prepared,
+    Progress,
+    Run,
+    prepare,
+    serve_prepared,
+)
+from paxserve.fidelity.retold import Retold, recorded_costs, recorded_costs_and_gaps
 from paxserve.intake import Intake, Prompt
 from paxserve.limits import Limits
 from paxserve.models.dimensions import Dimensions
 from paxserve.models.load import LoadedModel
 from paxserve.notices import Say
+from paxserve.pack import variant_of
 from paxserve.settings import Knobs
 from paxserve.step import RowSampling
 from paxserve.workload import Source, Workload
@@ -67,6 +75,7 @@ class Bench:
         if choices["executor"] != "real":
             raise ValueError(f"executor={choices['executor']} measures nothing: choose real")
         asked = [key for key in explicit if key.split(".")[0] not in reads]
+        config = {key: value for key, value in config.items() if key not in WRITTEN_DOWN}
         prepared = prepare(config, choices=choices, explicit=asked, say=say, workload=workload)
         return cls(
             prepared=prepared,
@@ -118,10 +127,21 @@ class Bench:
         return self._serve(executor, VirtualClock(), source)
 
     def retold(self, told: Run, source: Source | None = None) -> Run:
-        """Serve with the recorded step times and clock of a run of `real`."""
+        """Serve with the recorded step times of a run of `real`, every reading of its clock told
+        again: the same time everywhere, so that decisions alone could differ.
+        """
         assert isinstance(told.engine.clock, RecordingClock)
         executor = Retold(self._simulator(recorded_costs(told.engine.steps)), told.engine.requests)
         return self._serve(executor, RecordedClock(told.engine.clock.readings_s), source)
+
+    def timed(self, told: Run, source: Source | None = None) -> Run:
+        """Serve on a virtual clock, with the recorded step times and host's gaps of a real run;
+        when requests come between its steps is found anew.
+        """
+        costs = recorded_costs_and_gaps(
+            told.engine.steps, told.engine.requests, start_s=told.start_s
+        )
+        return self.simulated(costs, told, source)
 
     def costs(self, cost_model: CostModel) -> Costs:
         """Of a cost model opened for what runs here."""
@@ -171,6 +191,7 @@ def _target(config: Mapping[str, Any], choices: Mapping[str, str], prepared: Pre
     from paxserve.device import memory
 
     model, limits = _model(prepared.made.model), config["limits"]
+    executor: Any = prepared.made.engine.executor
     chosen = hardware(Knobs(config, ()))
     if chosen.platform != memory.platform():
         raise ValueError(
@@ -183,6 +204,8 @@ def _target(config: Mapping[str, Any], choices: Mapping[str, str], prepared: Pre
         num_devices=limits["tensor_parallel_size"],
         kv_cache_dtype=limits["kv_cache_dtype"],
         block_size=prepared.made.engine.limits.block_size,
+        sampling=variant_of(prepared.params).value,
+        kernel=executor.backend,
     )
 
 

@@ -42,9 +42,12 @@ def print_trial(trial: "Trial", *, console: Console | None = None) -> None:
     if told.worst_error:
         figures = f"{told.worst_figure} differs by {told.worst_error:.1e}"
     print(
-        f"told the recorded step times: {told.num_decisions - told.num_different} of "
-        f"{told.num_decisions} decisions equal, {figures}"
+        f"told every reading of the last real run's clock again: "
+        f"{told.num_decisions - told.num_different} of {told.num_decisions} decisions equal, "
+        f"{figures}"
     )
+    errors = ", ".join(f"{name} {error:+.2%}" for name, error in trial.timed.items())
+    print(f"told only its step times and the host's gaps, on a virtual clock: {errors}")
 
 
 def as_data(trial: "Trial", profiles: Sequence["Profile"], bench: "Bench") -> dict[str, Any]:
@@ -67,6 +70,7 @@ def as_data(trial: "Trial", profiles: Sequence["Profile"], bench: "Bench") -> di
             "first_difference": repr(trial.retold.first_difference),
             "is_equal": trial.retold.is_equal,
         },
+        "timed": dict(trial.timed),
         "real": trial.real,
         "simulated": trial.simulated,
         "profiles": [profile.to_json() for profile in profiles],

@@ -73,3 +73,27 @@ def recorded_costs(steps: Sequence[StepRecord]) -> Costs:
         return (next(durations),)
 
     return Costs(("recorded",), of)
+
+
+def recorded_costs_and_gaps(
+    steps: Sequence[StepRecord], requests: Iterable[Request], *, start_s: float
+) -> Costs:
+    """The same on a clock that only costs move: each step also takes what the host took before it,
+    since the step before had ended (at first, since `start_s`) or, if nobody was there then, since
+    the next request came. A
+    run that decides otherwise may need more steps; these take as long as the mean.
+    """
+    left = sorted([(r.finished_s, r.arrival_s) for r in requests if r.finished_s is not None])
+    end_s, pairs = start_s, []
+    for step in steps:
+        waiting = [arrival_s for finished_s, arrival_s in left if finished_s > step.start_s]
+        begin_s = max(end_s, min(waiting, default=end_s))
+        pairs.append((step.duration_s, max(0.0, step.start_s - begin_s)))
+        end_s = step.start_s + step.duration_s
+    means = tuple([sum(column) / max(1, len(pairs)) for column in zip(*pairs, strict=True)])
+    told = iter(pairs)
+
+    def of(shape: StepShape) -> tuple[float, ...]:
+        return next(told, means)
+
+    return Costs(("recorded", "host"), of)

@@ -4,7 +4,7 @@ Owns: the order of the runs, and what is allowed. In: a `Bench`, and costs for e
 `Trial`. Must not know: where the costs come from.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -61,13 +61,16 @@ class Compared:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trial:
-    """retold: the last real run, held against the simulated engine with its recorded step times.
-    real, simulated: summaries, run by run. capacity: requests per second when all are there at
-    once; None where nobody asked.
+    """retold: the last real run, held against the simulated engine with the readings of its clock.
+    timed: relative errors of figures of that run, on a virtual clock with its step times and the
+    host's gaps between them: what is left when the cost model is perfect. real, simulated:
+    summaries, run by run. capacity: requests per second when all are there at once; None where
+    nobody asked.
     """
 
     compared: tuple[Compared, ...]
     retold: Likeness
+    timed: Mapping[str, float]
     real: tuple[Summary, ...]
     simulated: tuple[Summary, ...]
     capacity: float | None
@@ -112,6 +115,7 @@ def hold_trial(
     return Trial(
         compared=tuple([_compared(name, real, simulated) for name in FIGURES]),
         retold=likeness(last, bench.retold(last, source())),
+        timed=_errors(bench.timed(last, source()).summary, last.summary),
         real=tuple(real),
         simulated=tuple(simulated),
         capacity=capacity,
@@ -134,6 +138,10 @@ def _throughput(run: Run) -> float:
     if not throughput:
         raise ValueError("no request was completed: there is nothing to compare")
     return throughput
+
+
+def _errors(found: Summary, real: Summary) -> dict[str, float]:
+    return {name: one.error for name in FIGURES for one in [_compared(name, [real], [found])]}
 
 
 def _compared(name: str, real: list[Summary], simulated: list[Summary]) -> Compared:

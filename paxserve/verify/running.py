@@ -16,7 +16,7 @@ from paxserve.compose import GATE, POLICY_AXES, load, load_policies
 from paxserve.engine import Engine
 from paxserve.executor import Executor
 from paxserve.executor.scripted import Scripted
-from paxserve.experiment import Prepared, Progress, prepare, warm_up
+from paxserve.experiment import WRITTEN_DOWN, Prepared, Progress, prepare, warm_up
 from paxserve.hydra_config import file_settings
 from paxserve.intake import Intake
 from paxserve.limits import Limits
@@ -161,7 +161,8 @@ class Bench:
             )
         usual = {"reservation": "on_demand", "placement": "paged", "preemption": "swap",
                  "prefix_cache": "hash_chain", "admission": "fcfs", GATE: ""}  # fmt: skip
-        lent = {**config, **{axis: {} for axis in (*usual, "eviction", "victim", "batching")}}
+        kept = {key: value for key, value in config.items() if key not in WRITTEN_DOWN}
+        lent = {**kept, **{axis: {} for axis in (*usual, "eviction", "victim", "batching")}}
         lent["prefix_cache"] = file_settings("prefix_cache", "hash_chain")
         lent["limits"] = {**config["limits"]}
         if not config["limits"]["swap_space_gib"]:

@@ -54,9 +54,10 @@ def test_calibrate_then_simulate(workplace, capsys):
     profile = read_profile(workplace / "p.json")
     assert [regime[:2] for regime in profile.regimes] == [(4, 4), (64, 4)]
     assert all(sum(regime.seconds) > 0 for regime in profile.regimes)
-    assert (profile.hardware, profile.device, profile.sampling) == ("host CPU", "cpu", "greedy")
+    assert (profile.hardware, profile.device) == ("host CPU", "cpu")
+    assert (profile.sampling, profile.kernel) == ("greedy", "xla")
     assert profile.errors["fitted"].num_steps > 40
-    assert profile.errors["held_out"].num_steps == 16
+    assert profile.errors["held_out"].num_steps == 32
     assert profile.errors["served"].num_steps > 8
     assert profile.host_s_per_step > 0
 
@@ -70,6 +71,8 @@ def test_calibrate_then_simulate(workplace, capsys):
 
     assert main(["run", *SIZES, *WORKLOAD, *fitted, "limits.block_size=8", "run_dir=b"]) == 2
     assert "block_size=16, and block_size=8 is to be simulated" in capsys.readouterr().err
+    assert main(["run", *SIZES, *WORKLOAD, *fitted, "sampling=random", "run_dir=d"]) == 2
+    assert "sampling=greedy, and sampling=sampled is to be simulated" in capsys.readouterr().err
     unpadded = [o for o in fitted if "pads" not in o]
     without = [o for o in SIZES if "buckets" not in o]
     assert main(["run", *without, *WORKLOAD, *unpadded, "run_dir=c"]) == 1
@@ -83,6 +86,7 @@ def test_fidelity_of_the_tiny_model(workplace, capsys):
     assert code == (0 if found["holds"] else 1)
     assert found["retold"]["is_equal"] is True
     assert found["retold"]["num_decisions"] > 48
+    assert set(found["timed"]) == set(FIGURES)
     assert [figure["name"] for figure in found["figures"]] == list(FIGURES)
     for figure in found["figures"]:
         assert len(figure["real"]) == len(figure["simulated"]) == 2

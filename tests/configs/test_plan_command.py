@@ -235,3 +235,13 @@ def test_the_compiler_counts_less_than_the_estimate():
         setup.part, num_tokens=limits.max_num_batched_tokens, num_rows=32, num_devices=4
     )
     assert 0 < compiled.workspace_bytes(setup) < estimate
+
+
+def test_a_dtype_without_a_rate_says_what_would_give_it_one(plan):
+    tpu = ("model=tiny", "hardware=tpu-v5e")
+    code, _, err = plan(*tpu)
+    assert code == 2
+    assert "model.dtype=float32: hardware TPU v5e has no rate for it" in err
+    advised = err.partition("add ")[2].partition("=")[0]
+    assert advised == "+hardware.flop_per_s.float32"
+    assert plan(*tpu, f"{advised}=30e12")[0] == 0

@@ -96,3 +96,32 @@ def test_the_engine_says_what_it_runs_with(workplace):
 def test_a_gate_s_setting_without_the_gate_is_refused(capsys):
     assert main(["run", *SIZES, "gate=[watermark]", "+gate.watermark.window=3", "run_dir=a"]) == 2
     assert "gate=watermark does not read window; it reads share" in capsys.readouterr().err
+
+
+REAL = ("model=tiny", "hardware=host-cpu", "limits.max_model_len=32", "limits.max_num_seqs=4",
+        "limits.max_num_batched_tokens=32", "limits.num_blocks_override=9")  # fmt: skip
+COMMANDS = {
+    "plan": ("plan", "model=llama-3-8b"),
+    "calibrate": ("calibrate", "--out=profile.json", *REAL),
+    "fidelity": ("fidelity", "--calibrate", *REAL, *SIZES[-2:]),
+    "verify": ("verify", *SIZES),
+    "capacity": ("capacity", "--slo=p99_itl_ms=100", "--out=capacity", *SIZES[:-2],
+                 "workload=synthetic"),
+}  # fmt: skip
+RECORDED = ("record=compact", "record_blocks=true", "goodput.ttft_ms=5", "run_dir=foo")
+OF_NO_GROUP = [
+    *[("plan", knob) for knob in ("seed=5", *RECORDED)],
+    *[(name, knob) for name in ("calibrate", "fidelity", "verify") for knob in RECORDED],
+    ("capacity", "run_dir=foo"),
+]
+
+
+@pytest.mark.parametrize(("command", "knob"), OF_NO_GROUP)
+def test_a_command_refuses_a_key_of_no_group_that_it_does_not_read(capsys, command, knob):
+    assert main([*COMMANDS[command], knob]) == 2
+    assert f"{knob.split('=')[0]} was set, but nothing reads it" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("knob", ["seed=5", *RECORDED])
+def test_a_run_reads_every_key_of_no_group(knob):
+    assert main(["run", *SIZES, knob]) == 0

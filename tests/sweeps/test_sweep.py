@@ -220,6 +220,9 @@ def test_a_sweep_that_cannot_begin(cli, tmp_path):
     assert (code, "workload.lengths.input_tokens must be set" in err) == (2, True)
     code, _, err = cli(*REAL, "seed=0,1", "run_dir=new", "n_jobs=0")
     assert (code, "n_jobs must be an integer from 1 to 1024, got 0" in err) == (2, True)
+    code, _, err = cli(*REAL, "seed=0,1", "run_dir=new", "hydra.sweeper.max_batch_size=1")
+    assert (code, "hydra.sweeper.max_batch_size=1: a sweep takes all its cells" in err) == (2, True)
+    assert "Error executing job" not in err
     code, _, err = cli(*REAL, "seed=0,1", "run_dir=new", "resume=some")
     assert (code, "resume must be one of" in err) == (2, True)
     code, _, err = cli("run", "executor=scripted", "resume=all", "run_dir=new")

@@ -2,7 +2,7 @@
 
 import json
 import math
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 
@@ -47,7 +47,15 @@ HARDWARE = Hardware(
     compile_target=None,
     platform="gpu",
 )
-TARGET = Target(model=MODEL, hardware=HARDWARE, num_devices=1, kv_cache_dtype="auto", block_size=16)
+TARGET = Target(
+    model=MODEL,
+    hardware=HARDWARE,
+    num_devices=1,
+    kv_cache_dtype="auto",
+    block_size=16,
+    sampling="greedy",
+    kernel="xla",
+)
 SECONDS = Features(0.5, 0.25, 0.125, 64.0, 128.0, 2.0, 4.0, 8.0)
 PROFILE = Profile(
     model=MODEL,
@@ -57,6 +65,7 @@ PROFILE = Profile(
     block_size=16,
     device="CARD",
     sampling="greedy",
+    kernel="xla",
     versions={"jax": "1.2"},
     regimes=(Regime(8, 8, SECONDS), Regime(64, 8, SECONDS._replace(base=32.0))),
     host_s_per_step=16.0,
@@ -142,11 +151,26 @@ def test_what_was_not_measured_is_not_made_up(changed, message):
          "model.num_layers=2, and model.num_layers=3"),
         (replace(TARGET, model=replace(MODEL, dtype="bfloat16")),
          "model.dtype=float32, and model.dtype=bfloat16"),
+        (replace(TARGET, sampling="sampled"), "sampling=greedy, and sampling=sampled"),
+        (replace(TARGET, kernel="pallas_tpu"), "kernel=xla, and kernel=pallas_tpu"),
     ],
 )  # fmt: skip
 def test_a_profile_of_something_else_is_refused(path, target, named):
     with pytest.raises(ValueError, match=named):
         Fitted(str(path)).open(target)
+
+
+def test_nothing_of_a_target_is_left_unchecked():
+    """Whatever a target has beside its model and hardware, a profile has too."""
+    for name in {field.name for field in fields(Target)} - {"model", "hardware"}:
+        other = replace(PROFILE, **{name: 99 if name.startswith(("num", "block")) else "other"})
+        PROFILE.check(TARGET)
+        with pytest.raises(ValueError, match=r"the profile was measured with \w+=(99|other), and"):
+            other.check(TARGET)
+
+
+def test_what_is_not_said_of_a_target_is_not_held_against_a_profile(path):
+    Fitted(str(path)).open(replace(TARGET, sampling=None, kernel=None))
 
 
 def test_a_missing_file_says_what_would_write_it(tmp_path):
@@ -168,7 +192,7 @@ def edited(path, edit):
 @pytest.mark.parametrize(
     ("edit", "message"),
     [
-        (lambda found: found.update(version=2), "object with version 1"),
+        (lambda found: found.update(version=1), "object with version 2"),
         (lambda found: found.pop("regimes"), "must have"),
         (lambda found: found.update(more=1), "must have"),
         (lambda found: found.update(regimes=[]), "regimes must not be empty"),
@@ -190,7 +214,7 @@ def test_a_malformed_file_is_named_with_what_is_wrong(path, edit, message):
         read_profile(path)
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": 1}', "null", "\x00"])
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"version": 2}', "null", "\x00"])
 def test_a_file_that_is_something_else(tmp_path, text):
     path = tmp_path / "other.json"
     path.write_text(text)

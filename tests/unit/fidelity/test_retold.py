@@ -1,18 +1,20 @@
 """A simulated engine that is told the recorded step times decides what the real one did."""
 
 import json
+from types import SimpleNamespace
 
 import pyarrow.parquet as pq
 import pytest
 from builders import Dictated, make_limits, make_request
-from fidelity_builders import CASES, POISSON, SIZES, make_bench
+from fidelity_builders import CASES, POISSON, SIZES, TINY, make_bench
 from real_builders import loaded
 
+from paxserve.clock import VirtualClock
 from paxserve.cost_model import Costs
 from paxserve.device.buckets import Buckets
 from paxserve.executor.simulated import Simulated
 from paxserve.fidelity.comparing import EQUAL, figure_errors, likeness
-from paxserve.fidelity.retold import Retold
+from paxserve.fidelity.retold import Retold, recorded_costs, recorded_costs_and_gaps
 from paxserve.results import write_results
 from paxserve.step import BlockCopy, StepPlan
 
@@ -44,6 +46,43 @@ def test_recorded_step_times_give_every_decision_and_every_figure(case):
         assert real.summary[figure] > 0, figure
     outputs = [[run.engine.output(r).outputs for r in run.engine.requests] for run in (real, told)]
     assert outputs[0] == outputs[1]
+
+
+@pytest.mark.parametrize("more", [(), ("limits.preempt_every_steps=5",)])
+def test_a_virtual_clock_with_recorded_steps_and_gaps_ends_them_when_they_ended(more):
+    """All requests are there at once: else one may come while the host is at work, and is seen a
+    step earlier or later.
+    """
+    bench = make_bench((*TINY, "workload/arrivals=all_at_once", *more))
+    real = bench.real()
+    timed = bench.timed(real)
+    assert isinstance(timed.engine.clock, VirtualClock)
+    assert len(timed.engine.steps) == len(real.engine.steps) > 8
+    came_s = min(request.arrival_s for request in real.engine.requests)
+    for ours, theirs in zip(real.engine.steps, timed.engine.steps, strict=True):
+        assert (theirs.num_rows, theirs.num_tokens) == (ours.num_rows, ours.num_tokens)
+        ends_s = [step.start_s + step.duration_s for step in (ours, theirs)]
+        assert ends_s[1] == pytest.approx(ends_s[0] - came_s, abs=1e-9)
+
+
+def test_a_virtual_clock_without_the_gaps_is_early():
+    bench = make_bench((*TINY, "workload/arrivals=all_at_once"))
+    real = bench.real()
+    bare = bench.simulated(recorded_costs(real.engine.steps), real)
+    assert bare.summary["duration"] < bench.timed(real).summary["duration"]
+
+
+def test_gaps_of_the_host_begin_where_a_step_ended_or_a_request_came():
+    """Two requests; the second comes when the first has long ended. The clock starts at 0.5."""
+    requests = [make_request(), make_request()]
+    for request, (arrival_s, finished_s) in zip(requests, [(1.0, 4.1), (9.0, 12.1)], strict=True):
+        request.arrival_s, request.finished_s = arrival_s, finished_s
+    steps = [SimpleNamespace(start_s=s, duration_s=d)
+             for s, d in ((1.5, 1.0), (2.75, 1.25), (9.25, 2.75))]  # fmt: skip
+    costs = recorded_costs_and_gaps(steps, requests, start_s=0.5)
+    told = [costs.of(None) for _ in range(4)]
+    assert told[:3] == [(1.0, 0.5), (1.25, 0.25), (2.75, 0.25)]
+    assert told[3] == pytest.approx((5 / 3, 1 / 3))
 
 
 def test_the_files_of_both_runs_are_equal_row_by_row(tmp_path):
