@@ -49,8 +49,8 @@ class _Asked(NamedTuple):
     logs_blocks: bool
     forks: bool
     folded: FoldedRequests | None
-    sampling: str | None
     own_cost_model: object
+    sampling: str | None
 
     def settings(self, *, unread: Iterable[str], **more: Any) -> EngineSettings:
         """Limits, of which some are legal but not read by this executor."""
@@ -81,8 +81,8 @@ def make_engine(
     logs_blocks: bool,
     forks: bool,
     folded: FoldedRequests | None = None,
-    sampling: str | None = None,
     own_cost_model: object = None,
+    sampling: str | None = None,
 ) -> Made:
     """The engine that was asked for, not warmed up.
 
@@ -92,8 +92,8 @@ def make_engine(
         policies: as composed.
         choices: group -> the name that was chosen for it.
         seed, say, logs_blocks, forks, folded: as of `real_engine`.
-        sampling: as of `simulated_engine`.
         own_cost_model: in place of the one that was chosen.
+        sampling: as of `simulated_engine`.
 
     Raises:
         ValueError, NotImplementedError, FileNotFoundError, ModuleNotFoundError: as of `load_model`
@@ -113,8 +113,8 @@ def make_engine(
             logs_blocks,
             forks,
             folded,
-            sampling,
             own_cost_model,
+            sampling,
         )
     )
 

@@ -167,8 +167,8 @@ def prepare(
         logs_blocks=logs_blocks,
         forks=params.num_sequences > 1,
         folded=FoldedRequests() if record == "compact" else None,
-        sampling=variant_of(params).value,
         own_cost_model=own_cost_model,
+        sampling=variant_of(params).value,
     )
     knobs.check_all_read()
     tokenizer = made.tokenizer
