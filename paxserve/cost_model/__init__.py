@@ -3,6 +3,21 @@
 A cost model is opened for a model on a kind of device, and then asked for the seconds of each step,
 term by term; what a step takes is their sum. The terms have names and stand in `steps.parquet`.
 It must not know policies, requests, or what came before.
+
+One of your own is a frozen dataclass, chosen by `cost_model=my_module:MyModel` in run, plan and
+capacity, or given as `policies={"cost_model": MyModel()}`:
+
+    @dataclass(frozen=True)
+    class MyModel:
+        s_per_token: float = 1e-5
+
+        def open(self, target):
+            def of(shape):
+                return 0.004, self.s_per_token * shape.num_tokens
+
+            return Costs(("fixed", "tokens"), of)
+
+Its times must be finite and at least 0, as many as its terms.
 """
 
 from collections.abc import Callable
