@@ -257,9 +257,7 @@ def second_table(setting: Setting, panels: Sequence[Panel], knees: Knees) -> str
     """Alpaca again, with what the host takes per row fitted too."""
     own = [panel for panel in panels if panel.letter in SECOND_FIT]
     asked = [(panel, name) for panel in own for name in ("vLLM", "Orca Oracle")]
-    fits = {
-        panel.letter: with_rows(panel, setting) for panel in own
-    }
+    fits = {panel.letter: with_rows(panel, setting) for panel in own}
     curves = [curve_of(p, name, setting, **fits[p.letter]._asdict()) for p, name in asked]
     found = each(measured, curves, num_processes=setting.num_processes, what="knees, second fit")
     rows = []
