@@ -186,4 +186,4 @@ def test_a_study_says_what_it_is(name):
         assert word in text
     assert not re.search(r"<!-- (\w+) -->\n<!-- /\1 -->", text)
     for picture in re.findall(r"!\[.*?\]\((.*?)\)", text):
-        assert 1000 < (folder / picture).stat().st_size < 150_000
+        assert 1000 < (folder / picture).stat().st_size < 200_000
