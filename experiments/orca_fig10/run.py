@@ -59,7 +59,7 @@ def study(setting: Setting) -> Findings:
     if not is_fast:
         host_s = fitted_host_s(measure=partial(setting.cells.kept, median_latency_s))
     tasks = [
-        Task(name, setting.scale.of(1200, 60), host_s, () if is_fast else _SHARES, setting.cells)
+        Task(name, setting.scale.of(1200, 200), host_s, () if is_fast else _SHARES, setting.cells)
         for name in SYSTEMS
     ]
     found = each(measured, tasks, num_processes=setting.num_processes, what="knees")

@@ -281,7 +281,7 @@ def test_what_the_user_set_is_known():
     _, chosen, explicit = compose_config(
         ["batching=static", "limits.block_size=8", "+sampling.seed=3", "run_dir=x", "seed=4"]
     )
-    assert explicit == ["batching", "limits.block_size", "sampling.seed"]
+    assert explicit == ["batching", "limits.block_size", "sampling.seed", "run_dir", "seed"]
     assert chosen["batching"] == "static"
 
 

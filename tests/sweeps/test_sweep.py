@@ -120,12 +120,14 @@ def test_wrong_settings(tmp_path):
 
 
 SLEEPING = """
+import signal
 import sys
 from pathlib import Path
 sys.path.insert(0, {tests!r})
 from test_sweep import ACTING, acting
 from paxserve.sweep import processes
 from paxserve.sweep.run import sweep
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell has it ignored
 processes.COMMAND = ACTING
 cells = acting("ok-1", "sleep-1", "sleep-2", "ok-2")
 sweep(Path(sys.argv[1]), cells, resume="missing", runner=processes.processes(2))
