@@ -164,7 +164,7 @@ def test_rates_of_no_dtype(rates):
 
 
 def test_more_reserved_than_there_is():
-    with pytest.raises(ValueError, match=r"reserved_bytes=10 is more than hardware\.memory_bytes=9"):
+    with pytest.raises(ValueError, match=r"=10 is more than hardware\.memory_bytes=9"):
         small_hardware(memory_bytes=9, reserved_bytes=10)
 
 
