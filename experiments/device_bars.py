@@ -70,15 +70,17 @@ class Verdict:
 
 
 def _share_of_copy(found: Found) -> float:
-    row = _row(found, _DECODE, block_size=16)
-    rate = row["num_bytes"] / row["timing"]["median_s"]
-    return float(rate / found["bench"]["ceilings"]["copy_bytes_per_s"])
+    return _share(found, _DECODE, of="num_bytes", ceiling="copy_bytes_per_s")
 
 
 def _share_of_matmul(found: Found) -> float:
-    row = _row(found, _PROMPTS, block_size=16)
-    rate = row["num_flops"] / row["timing"]["median_s"]
-    return float(rate / found["bench"]["ceilings"]["matmul_flops_per_s"])
+    return _share(found, _PROMPTS, of="num_flops", ceiling="matmul_flops_per_s")
+
+
+def _share(found: Found, shape: str, *, of: str, ceiling: str) -> float:
+    row = _row(found, shape, block_size=16)
+    rate = row[of] / row["timing"]["median_s"]
+    return float(rate / found["bench"]["ceilings"][ceiling])
 
 
 def _cost_of_blocks(found: Found) -> float:

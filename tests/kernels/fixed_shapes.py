@@ -1,7 +1,7 @@
 """Batches of different rows in arrays of the same shapes, so that one compile serves them all."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import product
 from typing import Any
 
@@ -53,7 +53,6 @@ class FixedShapes:
     num_rows: int
     num_tokens: int
     sizes: dict[str, Any]
-    usual: Cache = field(default_factory=Cache)
 
     def problem(
         self,
@@ -62,7 +61,7 @@ class FixedShapes:
         seed: int,
         cache: Cache | None = None,
     ) -> Problem:
-        cache = cache or self.usual
+        cache = cache or Cache()
         needed = [-(-context // cache.block_size) for context in context_lens]
         return make_problem(
             q_lens,
